@@ -1,0 +1,178 @@
+// The contract of the native library: what a step program is made of, and the function table that each instruction-set
+// variant fills. Plain C types only; nothing of Python, numpy or torch. Checks happen before this line (nn/program/native.py):
+// beyond it a wrong shape is a crash.
+//
+// Each kernel source is compiled once per instruction set with -DSAYFA_ISA=<name>; its code lives in
+// `namespace sayfa::SAYFA_ISA` and only in static or anonymous-namespace functions, because anything inline with external
+// linkage that was compiled with wide flags could be the copy the linker keeps for all.
+//
+// Law of this library: the bits of one row never depend on how many other rows there are, on how a prompt was cut into
+// chunks, or on the number of threads. So every reduction has an order fixed by the row alone.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace sayfa {
+
+// ---------------------------------------------------------------------------------------------- one step's input
+
+// T tokens of S sequences lie end to end. Pointers belong to the caller and live for the step.
+struct Batch {
+  const int32_t* token_ids;    // [T]
+  const int32_t* positions;    // [T]
+  const int32_t* slots;        // [T] page * page_size + offset
+  const int32_t* query_start;  // [S + 1]
+  const int32_t* context_len;  // [S]
+  const int32_t* page_table;   // [S, P] row-major
+  const int32_t* logit_rows;   // [L]
+  int32_t T, S, P, L;
+  int32_t page_size;
+};
+
+// ---------------------------------------------------------------------------------------------- threads
+
+// One thread's view of a parallel region. All workers of the region call the same kernels in the same order.
+struct Worker {
+  int id;     // 0 .. count-1; 0 is the calling thread
+  int count;  // workers in the region
+  void* region;
+  void (*wait)(void* region, int id);  // barrier: returns when all workers have called it
+  void* scratch;                       // this worker's own scratch memory, 64-byte aligned
+  size_t scratch_bytes;
+
+  void barrier() const { wait(region, id); }
+};
+
+// A work counter: workers take chunks until none is left. The executor hands each op a fresh zeroed one per step.
+using Counter = std::atomic<int64_t>;
+
+// ---------------------------------------------------------------------------------------------- matrices
+
+// A float32 activation matrix [rows, width]; rows start at 64-byte boundaries, `stride` floats apart.
+struct Mat {
+  float* data;
+  int64_t stride;
+  int64_t width;
+  float* row(int64_t r) const { return data + r * stride; }
+};
+
+// Rows of int8 activations quantized by groups of 32, made by the linear kernels' prologue.
+// The layout is private to linear_*.cpp.
+struct QuantRows;
+
+enum class RowSpace : int32_t { tokens = 0, logits = 1 };
+
+inline int64_t num_rows(RowSpace space, const Batch& batch) { return space == RowSpace::tokens ? batch.T : batch.L; }
+
+// ---------------------------------------------------------------------------------------------- K/V pages
+
+enum class KvType : int32_t { f32 = 0, bf16 = 1, int8 = 2 };
+
+// Pages of one layer. Page p starts at base + p * page_stride; the layout inside a page is private to
+// paged_attention.cpp and kv_write.cpp, which agree through kv_layout.h.
+struct KvLayer {
+  uint8_t* base;
+  int64_t page_stride;  // bytes
+  int32_t num_kv_heads;
+  int32_t head_dim;
+  int32_t page_size;
+  KvType type;
+};
+
+// ---------------------------------------------------------------------------------------------- op arguments
+
+struct EmbedArgs {
+  const void* table;  // packed by type; see pack.h
+  int32_t table_type;
+  int64_t vocab, width;
+  float scale;
+  Mat out;
+};
+
+struct RmsNormArgs {
+  Mat x, out;  // may be the same
+  const float* weight;
+  float eps;
+  RowSpace rows;
+};
+
+struct HeadNormArgs {
+  Mat x;  // a view: data points at the first column, width = num_heads * head_dim
+  int32_t num_heads, head_dim;
+  const float* weight;
+  float eps;
+};
+
+struct RopeArgs {
+  Mat x;
+  int32_t num_heads, head_dim, rotary_dim;
+  const float* cos;  // [positions, rotary_dim / 2]
+  const float* sin;
+  bool adjacent;  // pairs (2i, 2i+1) instead of (i, i + rotary_dim/2)
+};
+
+struct KvWriteArgs {
+  Mat key, value;
+  KvLayer layer;
+};
+
+struct AttentionArgs {
+  Mat query, out;
+  KvLayer layer;
+  int32_t num_heads;
+  float scale;
+  int32_t window;  // 0 = full
+};
+
+struct ActMulArgs {
+  Mat x, out;
+  int32_t act;  // 0 silu, 1 gelu_tanh
+};
+
+struct AddArgs {
+  Mat x, y;
+  RowSpace rows;
+};
+
+struct GatherArgs {
+  Mat x, out;
+};
+
+// Rows of logits → tokens. All arrays have one entry per row; see sample.cpp for the order of the steps.
+struct SampleArgs {
+  float* logits;  // [rows, vocab], stride floats apart; changed in place
+  int64_t stride;
+  int32_t rows, vocab;
+  const float* temperature;  // < 1e-5: greedy
+  const float* top_p;
+  const float* min_p;
+  const int32_t* top_k;  // <= 0: off
+  const float* uniform;  // [rows] in [0, 1): the noise, keyed by (seed, position) on the Python side
+  int32_t* token;        // out: the sampled id, -1 if the row has a non-finite logit
+  const int32_t* num_top;  // log-probabilities wanted: -1 none, 0 the chosen only, k alternatives
+  int32_t top_stride;
+  float* logprob;       // out [rows]
+  int32_t* rank;        // out [rows]
+  int32_t* top_ids;     // out [rows, top_stride]
+  float* top_logprobs;  // out [rows, top_stride]
+};
+
+// ---------------------------------------------------------------------------------------------- the table
+
+// Filled once per instruction set. Linear products have their own table in linear.h.
+struct OpTable {
+  void (*rms_norm)(const RmsNormArgs&, const Batch&, const Worker&, Counter&);
+  void (*head_norm)(const HeadNormArgs&, const Batch&, const Worker&, Counter&);
+  void (*rope)(const RopeArgs&, const Batch&, const Worker&, Counter&);
+  void (*kv_write)(const KvWriteArgs&, const Batch&, const Worker&, Counter&);
+  void (*attention)(const AttentionArgs&, const Batch&, const Worker&, Counter&);
+  void (*act_mul)(const ActMulArgs&, const Batch&, const Worker&, Counter&);
+  void (*add)(const AddArgs&, const Batch&, const Worker&, Counter&);
+  void (*gather)(const GatherArgs&, const Batch&, const Worker&, Counter&);
+  void (*sample)(const SampleArgs&, const Worker&, Counter&);
+  size_t (*attention_scratch_bytes)(const AttentionArgs&);  // per worker
+};
+
+}  // namespace sayfa
