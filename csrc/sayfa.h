@@ -33,12 +33,19 @@ struct Batch {
 
 // ---------------------------------------------------------------------------------------------- threads
 
-// One thread's view of a parallel region. All workers of the region call the same kernels in the same order.
+// One thread's view of an op. Laws for every kernel:
+//  * Work is taken from the op's Counter in chunks and from nowhere else, never split by `id` and `count`: a worker that the
+//    operating system has put aside may come late to an op or miss it, and nobody waits for one that holds no chunk. The
+//    executor goes on when the counter is used up and every worker that entered has left.
+//  * So a kernel that must merge partial results lets the worker that finishes last do it (an atomic count), or is
+//    split in two ops. barrier() waits for all workers of the region; only ops listed as collective in program.cpp
+//    may call it (none should need to).
+//  * `count` may be used to choose chunk sizes, never the order in which a row's numbers are added.
 struct Worker {
   int id;     // 0 .. count-1; 0 is the calling thread
   int count;  // workers in the region
   void* region;
-  void (*wait)(void* region, int id);  // barrier: returns when all workers have called it
+  void (*wait)(void* region, int id);  // see barrier()
   void* scratch;                       // this worker's own scratch memory, 64-byte aligned
   size_t scratch_bytes;
 
