@@ -131,6 +131,10 @@ struct AttentionArgs {
   int32_t num_heads;
   float scale;
   int32_t window;  // 0 = full
+  // Shared by all workers: partial results of contexts that are split over them. Zeroed once when it is allocated (it
+  // starts with self-resetting counters), 64-byte aligned, one for all layers. null = never split (same bits, less parallel).
+  uint8_t* partials;
+  size_t partials_bytes;
 };
 
 struct ActMulArgs {
@@ -156,8 +160,8 @@ struct SampleArgs {
   const float* top_p;
   const float* min_p;
   const int32_t* top_k;  // <= 0: off
-  const float* uniform;  // [rows] in [0, 1): the noise, keyed by (seed, position) on the Python side
-  int32_t* token;        // out: the sampled id, -1 if the row has a non-finite logit
+  const double* uniform;  // [rows] in [0, 1): the noise, keyed by (seed, position) on the Python side
+  int32_t* token;         // out: the sampled id, -1 if the row has NaN, +inf or nothing but -inf (-inf = masked by the caller)
   const int32_t* num_top;  // log-probabilities wanted: -1 none, 0 the chosen only, k alternatives
   int32_t top_stride;
   float* logprob;       // out [rows]
@@ -169,6 +173,7 @@ struct SampleArgs {
 // ---------------------------------------------------------------------------------------------- the table
 
 // Filled once per instruction set. Linear products have their own table in linear.h.
+// The functions carry the names of these fields and live in `namespace sayfa::SAYFA_ISA` (declared in ops.h).
 struct OpTable {
   void (*rms_norm)(const RmsNormArgs&, const Batch&, const Worker&, Counter&);
   void (*head_norm)(const HeadNormArgs&, const Batch&, const Worker&, Counter&);
@@ -179,7 +184,11 @@ struct OpTable {
   void (*add)(const AddArgs&, const Batch&, const Worker&, Counter&);
   void (*gather)(const GatherArgs&, const Batch&, const Worker&, Counter&);
   void (*sample)(const SampleArgs&, const Worker&, Counter&);
-  size_t (*attention_scratch_bytes)(const AttentionArgs&);  // per worker
+  // Sizes the executor must provide. `layer.base`, matrices and pointers of the arguments are not read.
+  size_t (*attention_scratch_bytes)(const AttentionArgs&, int32_t max_tokens, int32_t max_rows);  // per worker
+  size_t (*attention_partials_bytes)(const AttentionArgs&, int32_t num_workers);                  // shared, see AttentionArgs
+  size_t (*sample_scratch_bytes)(int32_t vocab);                                                 // per worker
+  size_t (*kv_page_bytes)(const KvLayer&);  // least page_stride of a layer, a multiple of 64; pages are 64-byte aligned
 };
 
 }  // namespace sayfa
