@@ -16,7 +16,8 @@ GiB = 1 << 30
 class Unit(msgspec.Struct, frozen=True):
     """What a number counts, and the closed range it must lie in.
 
-    word: "tokens", "bytes", "seconds", "requests", "" … ; bytes may be written "4GiB", counts "4k" (4,000) or "4K" (4,096).
+    word: "tokens", "bytes", "seconds", "requests", … or "". Bytes may be written "4GiB", counts "4k" (4,000) or "4K"
+    (4,096).
     """
 
     word: str
@@ -46,8 +47,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Arithmetic of weights that are not quantized. auto: as the checkpoint was stored (float16 counts as bfloat16)."""
     max_model_len: Tokens | None = None
-    """Most tokens of prompt and answer together. Empty: the model's own maximum, at most 8192, since a model's maximum is
-    seldom a sensible default for a machine."""
+    """Most tokens of prompt and answer together. Empty: the model's own maximum, at most 8192, since a model's
+    maximum is seldom a sensible default for a machine."""
     seed: Annotated[int, Unit("", 0, 2**63 - 1)] | None = None
     """Start of the random numbers for requests that bring no seed of their own. Empty: drawn anew at each start."""
     chat_template: str | None = None
@@ -62,12 +63,13 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     """Keep the pages of finished requests, so that equal beginnings are computed once."""
     kv_cache_dtype: Literal["auto", "bfloat16", "float32", "int8"] = "auto"
-    """How keys and values are stored. auto: bfloat16. int8 (one scale per token and head) holds almost twice as many."""
+    """How keys and values are stored. auto: bfloat16. int8 (one scale per token and head) holds almost twice as
+    many."""
     kv_cache_memory: Annotated[int, Unit("bytes", 1 << 20, 1 << 50)] | None = None
     """Bytes for pages, e.g. 4GiB. Empty: `--kv-cache-memory-share` of the memory that is free after loading."""
     kv_cache_memory_share: Annotated[float, Unit("of free memory", 0.01, 0.95)] = 0.5
-    """Part of the free memory taken for pages if `--kv-cache-memory` is not given. Half leaves room for neighbours; never
-    more is taken than `--max-num-seqs` answers of `--max-model-len` tokens could use."""
+    """Part of the free memory taken for pages if `--kv-cache-memory` is not given. Half leaves room for neighbours;
+    never more is taken than `--max-num-seqs` answers of `--max-model-len` tokens could use."""
 
 
 class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,8 +85,8 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_num_queued_tokens: Annotated[int, Unit("tokens", 1, 1_000_000_000)] = 1_000_000
     """Prompt tokens that may wait, over all requests."""
     scheduling_policy: Literal["fcfs", "priority", "static"] = "priority"
-    """Who is next. priority: lower `priority` first, then first come, with aging so that nobody waits for ever. fcfs: first
-    come. static: a batch is filled, run to its end, then the next (to compare with)."""
+    """Who is next. priority: lower `priority` first, then first come, with aging so that nobody waits for ever.
+    fcfs: first come. static: a batch is filled, run to its end, then the next (to compare with)."""
 
 
 class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,8 +95,8 @@ class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):
     threads: Annotated[int, Unit("threads", 1, 1024)] | None = None
     """Threads that compute. Empty: the cores this process may use."""
     executor: Literal["auto", "native", "reference"] = "auto"
-    """What runs the model. native: the C++ library. reference: plain torch, slow, for comparison. auto: native where it can,
-    and a line at start that says why if it cannot."""
+    """What runs the model. native: the C++ library. reference: plain torch, slow, for comparison. auto: native where
+    it can, and a line at start that says why if it cannot."""
     isa: Literal["auto", "avx512bf16", "avx512", "avx2", "plain"] = "auto"
     """Instruction set of the native library. auto: the best this CPU has; naming one is for tests and measurements."""
 
@@ -141,7 +143,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     shutdown_timeout: Annotated[float, Unit("seconds", 0.0, 86_400.0)] = 30.0
     """Seconds that running requests get to finish after SIGTERM. A second SIGTERM ends at once."""
     vllm_metric_names: bool = True
-    """Show the metrics under vLLM's names too, so that dashboards, autoscalers and gateways made for it work unchanged."""
+    """Show the metrics under vLLM's names too, so that dashboards, autoscalers and gateways made for it work
+    unchanged."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least important lines that are logged."""
     log_format: Literal["text", "json"] = "text"
