@@ -7,7 +7,7 @@ The file is a stranger's: each count, length and offset is compared with the byt
 before anything is allocated or walked. Strings and arrays of the metadata are only walked over; an array becomes a
 `GgufArray` that decodes itself when it is asked, so the engine process never pays for a vocabulary it does not use.
 
-    magic "GGUF" | version u32 | tensors u64 | keys u64 | key, type, value ... | name, dims, type, offset ... | pad | data
+    magic "GGUF" | version u32 | tensors u64 | keys u64 | key, type, value … | name, dims, type, offset … | pad | data
 
 Source: the GGUF specification, versions 2 and 3 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
 """
@@ -61,7 +61,7 @@ _U64 = struct.Struct("<Q")
 
 
 class GgufTensor(NamedTuple):
-    """One tensor's place. `shape` has rows first (ggml's dimensions reversed); `offset` counts from the file's start."""
+    """One tensor's place. `shape` has rows first (ggml's dimensions reversed); `offset` is from the file's start."""
 
     name: str
     shape: tuple[int, ...]
@@ -86,11 +86,13 @@ class GgufArray:
         return f"GgufArray({self._field}, {self._count} items)"
 
     def to_list(self) -> list[Any]:
-        """Decode all items. Raises WeightFileError on a string that is no UTF-8 and on a bool that is neither 0 nor 1."""
+        """Decode all items. Raises WeightFileError on a string that is no UTF-8 and on a bool other than 0 and 1."""
         data = bytes(self._reader.view[self._start : self._end])
         if self._item_type != _STRING:
             values = list(struct.unpack(f"<{self._count}{_SCALARS[self._item_type].format[-1]}", data))
-            return [self._reader.bool_of(value, self._field) for value in values] if self._item_type == _BOOL else values
+            if self._item_type == _BOOL:
+                return [self._reader.bool_of(value, self._field) for value in values]
+            return values
         out, pos, length_at = [], 0, _U64.unpack_from
         try:
             for _ in range(self._count):
@@ -322,7 +324,7 @@ def _read_tensors(reader: _Reader, num_tensors: int, alignment: int) -> dict[str
             raise reader.error(tensor.name, "appears twice in the tensor table")
         if tensor.offset + tensor.num_bytes > reader.size:
             left = max(0, reader.size - tensor.offset)
-            raise reader.error(tensor.name, f"needs {tensor.num_bytes} bytes, but {left} are left; is the file cut off?")
+            raise reader.error(tensor.name, f"needs {tensor.num_bytes} bytes, but {left} are left; the file is cut off")
         tensors[tensor.name] = tensor
     check_disjoint(((t.offset, t.offset + t.num_bytes, t.name) for t in tensors.values()), reader.error)
     return tensors

@@ -1,0 +1,148 @@
+"""Loads the tokenizer of a model folder in Hugging Face's format.
+
+Called by `text.tokenizer` only. Reads tokenizer.json (the vocabulary and its rules), and what tokenizer_config.json,
+special_tokens_map.json, generation_config.json, config.json and chat_template.jinja say beside it. Runs no code of the
+folder. Must not know chat messages or HTTP.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from sayfa.base.errors import ModelError
+from sayfa.base.json_file import parse_json_object, read_json_object
+from sayfa.text.facts import TokenizerFacts
+
+MAX_TOKENIZER_BYTES = 128 << 20
+MAX_TEMPLATE_BYTES = 1 << 20
+_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+def build_from_folder(folder: Path) -> tuple[Tokenizer, TokenizerFacts]:
+    """Load the tokenizer; raise ModelError naming the file that is absent or wrong."""
+    backend = _read_backend(folder)
+    config = _optional(folder, "tokenizer_config.json")
+    special_map = _optional(folder, "special_tokens_map.json")
+    _add_missing(backend, config)
+    named = {name: text for name in _NAMES if (text := _token_text(config.get(name) or special_map.get(name)))}
+    ids = {name: index for name, text in named.items() if (index := backend.token_to_id(text)) is not None}
+    bos = (ids["bos_token"],) if "bos_token" in ids else ()
+    eos = (ids["eos_token"],) if "eos_token" in ids else ()
+    special = {index for index, token in backend.get_added_tokens_decoder().items() if token.special}
+    special.update(ids.values())
+    eos_ids = _end_ids(folder, backend).union(eos)
+    prefix, suffix = _around(backend)
+    if "add_bos_token" in config or "add_eos_token" in config:
+        # Said outright, the two switches count more than the rule in tokenizer.json.
+        prefix = bos if config.get("add_bos_token") else ()
+        suffix = eos if config.get("add_eos_token") else ()
+    return backend, TokenizerFacts(
+        tokens=_tokens(backend),
+        prefix_ids=prefix,
+        suffix_ids=suffix,
+        bos_id=ids.get("bos_token"),
+        eos_ids=frozenset(eos_ids),
+        special_ids=frozenset(special | eos_ids),
+        special_tokens=named,
+        chat_template=_chat_template(folder, config),
+    )
+
+
+def _read_backend(folder: Path) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelError(
+            f"{folder.name}: has no tokenizer.json. Save the tokenizer in the fast format "
+            "(`AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)`) and put the file beside the weights."
+        )
+    if path.stat().st_size > MAX_TOKENIZER_BYTES:
+        raise ModelError(f"tokenizer.json: has more than {MAX_TOKENIZER_BYTES} bytes, which no vocabulary needs.")
+    data = path.read_bytes()
+    parse_json_object(data, "tokenizer.json", MAX_TOKENIZER_BYTES)
+    try:
+        backend = Tokenizer.from_buffer(data)
+    except BaseException as error:
+        # The library raises plain Exception for what it does not understand, and its panics are BaseException.
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise ModelError("tokenizer.json: is damaged, or written for a newer version of `tokenizers`.") from None
+        raise
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _optional(folder: Path, name: str) -> dict[str, Any]:
+    return read_json_object(folder / name) if (folder / name).is_file() else {}
+
+
+def _token_text(value: object) -> str | None:
+    """Read a token given as text or as an object with `content`."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def _add_missing(backend: Tokenizer, config: dict[str, Any]) -> None:
+    """Add tokens that only tokenizer_config.json lists; older folders have them there alone."""
+    listed = config.get("added_tokens_decoder")
+    if not isinstance(listed, dict):
+        return
+    for _, entry in sorted(listed.items(), key=lambda item: int(item[0]) if item[0].isdigit() else 0):
+        text = _token_text(entry)
+        if text and backend.token_to_id(text) is None:
+            flags = {name: bool(entry.get(name, False)) for name in ("lstrip", "rstrip", "single_word", "normalized")}
+            backend.add_tokens([AddedToken(text, special=bool(entry.get("special", False)), **flags)])
+
+
+def _tokens(backend: Tokenizer) -> tuple[str, ...]:
+    vocab = backend.get_vocab(with_added_tokens=True)
+    if not vocab or max(vocab.values()) > 4_000_000:
+        raise ModelError("tokenizer.json: its vocabulary is empty or holds ids above 4,000,000.")
+    tokens = [""] * (max(vocab.values()) + 1)
+    for text, index in vocab.items():
+        tokens[index] = text
+    return tuple(tokens)
+
+
+def _around(backend: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Find what tokenizer.json puts before and after a text."""
+    plain = backend.encode("a", add_special_tokens=False).ids
+    full = backend.encode("a", add_special_tokens=True).ids
+    for start in range(len(full) - len(plain) + 1):
+        if full[start : start + len(plain)] == plain:
+            return tuple(full[:start]), tuple(full[start + len(plain) :])
+    raise ModelError("tokenizer.json: its post-processor changes the text's own tokens, which is not supported.")
+
+
+def _end_ids(folder: Path, backend: Tokenizer) -> set[int]:
+    """Collect the end tokens that generation_config.json names, or config.json where the former is silent."""
+    for name in ("generation_config.json", "config.json"):
+        value = _optional(folder, name).get("eos_token_id")
+        ids = value if isinstance(value, list) else [value] if value is not None else []
+        for index in ids:
+            if type(index) is not int or index < 0 or backend.id_to_token(index) is None:
+                raise ModelError(f"{name}: `eos_token_id` holds {index!r:.60}, which is no id of the vocabulary.")
+        if ids:
+            return set(ids)
+    return set()
+
+
+def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        if path.stat().st_size > MAX_TEMPLATE_BYTES:
+            raise ModelError(f"chat_template.jinja: has more than {MAX_TEMPLATE_BYTES} bytes.")
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise ModelError("chat_template.jinja: is not valid UTF-8.") from None
+    template = config.get("chat_template") or _optional(folder, "chat_template.json").get("chat_template")
+    if isinstance(template, list):
+        by_name = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = by_name.get("default")
+    if template is None:
+        return None
+    if not isinstance(template, str) or len(template) > MAX_TEMPLATE_BYTES:
+        raise ModelError(f"tokenizer_config.json: `chat_template` is no text of up to {MAX_TEMPLATE_BYTES} characters.")
+    return template
