@@ -155,7 +155,7 @@ def _from_environ(environ: Mapping[str, str]) -> Given:
             raise ConfigError(f"unknown environment variable {variable}{nearest(variable, by_variable)}")
         if variable == "SAYFA_PORT" and "://" in raw:
             raise ConfigError(
-                f"SAYFA_PORT is {raw!r}: Kubernetes sets it so because a Service is called 'sayfa'. Rename the Service, "
+                f"SAYFA_PORT is {raw!r}: Kubernetes sets it so because a Service is called 'sayfa'. Rename it, "
                 "or put `enableServiceLinks: false` into the pod's spec; `--port` cannot be seen behind it otherwise."
             )
         yield by_variable[variable].name, raw, variable, variable

@@ -1,0 +1,72 @@
+"""One logger for the package, for people or for collectors.
+
+`setup` is called once a process by `cli` and `engine.process`. Every line goes to stderr. Fields given with `extra=` are
+part of a JSON line and are appended as `key=value` to a text line. Prompts, answers and keys are never handed to a
+logger; a filter hides what looks like a key all the same. The JSON formatter is handed in by the caller, since this
+floor knows the standard library only; `JsonFormatter` here is its plain form.
+"""
+
+import json
+import logging
+import re
+import sys
+import time
+from collections.abc import Iterable
+
+NAME = "sayfa"
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+_SECRET = re.compile(r"(?i)(bearer\s+|api[_-]?key\W{1,3}|\bsk-)[A-Za-z0-9._~+/=-]{6,512}")
+
+
+def logger(room: str = "") -> logging.Logger:
+    """The package's logger, or that of one room, e.g. `logger("server")`."""
+    return logging.getLogger(f"{NAME}.{room}" if room else NAME)
+
+
+class TextFormatter(logging.Formatter):
+    """`12:01:02 INFO  server: text key=value …` for a person at a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, and a traceback below it if there is one. Control characters are escaped: a line stays a line."""
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        room = record.name.removeprefix(NAME).removeprefix(".") or NAME
+        fields = "".join(f" {key}={value}" for key, value in _extras(record))
+        line = hide_secrets(f"{clock} {record.levelname:<7} {room}: {_escape(record.getMessage() + fields)}")
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (RFC 3339, UTC), level, room, message, then the fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as JSON; values that JSON does not know are shown as text."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+        data = {"time": stamp, "level": record.levelname.lower(), "logger": record.name,
+                "message": hide_secrets(record.getMessage())}  # fmt: skip
+        data.update((key, hide_secrets(value) if isinstance(value, str) else value) for key, value in _extras(record))
+        if record.exc_info:
+            data["traceback"] = hide_secrets(self.formatException(record.exc_info))
+        return json.dumps(data, default=str, ensure_ascii=False)
+
+
+def setup(level: str = "info", form: str = "text") -> None:
+    """Send this process's log lines to stderr, in place of earlier handlers. form: "text" or "json"."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING if level != "debug" else logging.INFO)
+    logger().setLevel(level.upper())
+
+
+def hide_secrets(text: str) -> str:
+    """The text with everything that looks like an API key replaced."""
+    return _SECRET.sub(lambda match: match[1] + "(hidden)", text)
+
+
+def _escape(text: str) -> str:
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _extras(record: logging.LogRecord) -> Iterable[tuple[str, object]]:
+    return ((key, value) for key, value in vars(record).items() if key not in _STANDARD)
