@@ -1,0 +1,98 @@
+// A step program: ops bound to their arguments, run in order by the pool in one call.
+#pragma once
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "threads.h"
+
+namespace sayfa {
+
+// When an op takes part in a step, by the number of rows in its row space. Ops with no rows are left out.
+struct RowRange {
+  RowSpace space = RowSpace::tokens;
+  int64_t min = 1;
+  int64_t max = INT64_MAX;
+};
+
+class Program {
+ public:
+  Program(std::shared_ptr<Pool> pool, const Kernels* kernels) : pool_(std::move(pool)), kernels_(kernels) {}
+
+  const Kernels& kernels() const { return *kernels_; }
+  const std::shared_ptr<Pool>& pool() const { return pool_; }
+
+  // Appends an op; throws std::invalid_argument when this build lacks its kernel.
+  template <class Args>
+  void add(const char* kind, void (*kernel)(const Args&, const Batch&, const Worker&, Counter&), const Args& args,
+           RowRange range) {
+    if (!kernel) throw std::invalid_argument(std::string("the native library was built without ") + kind);
+    auto bound = std::make_shared<Bound<Args>>(Bound<Args>{args, kernel});
+    ops_.push_back({kind, bound, {&Bound<Args>::call, bound.get(), false}, range});
+    active_.reserve(ops_.size());
+    stamps_.resize(ops_.size() + 1);
+  }
+
+  // Joins the last `count` ops for steps of at most `max_rows` tokens: one worker runs them one after another, which is
+  // cheaper than handing each to all. They must be token ops.
+  void join_last(int count, int64_t max_rows);
+
+  // Keeps `owner` alive as long as the program.
+  void keep(std::shared_ptr<void> owner) { owners_.push_back(std::move(owner)); }
+
+  // Registers a place that holds the K/V pages of a layer, to be filled by set_pages.
+  void add_pages_user(KvLayer* place, int layer) { pages_users_.push_back({place, layer}); }
+  void set_pages(uint8_t* base, int64_t layer_stride);
+
+  template <class Args>
+  Args& last_args() {
+    return static_cast<Bound<Args>*>(ops_.back().owner.get())->args;
+  }
+
+  void run(const Batch& batch);
+
+  int num_ops() const { return static_cast<int>(ops_.size()); }
+  void set_timing(bool on) { timing_ = on; }
+  // Kinds of the ops that ran in the last timed step, and the nanoseconds of each.
+  std::vector<std::pair<std::string, int64_t>> timings() const;
+
+ private:
+  template <class Args>
+  struct Bound {
+    Args args;
+    void (*kernel)(const Args&, const Batch&, const Worker&, Counter&);
+    static void call(const void* self, const Batch& batch, const Worker& worker, Counter& counter) {
+      const auto& bound = *static_cast<const Bound*>(self);
+      bound.kernel(bound.args, batch, worker, counter);
+    }
+  };
+  struct Op {
+    std::string kind;
+    std::shared_ptr<void> owner;
+    Job job;
+    RowRange range;
+  };
+  struct Joined {
+    std::vector<Job> jobs;
+    static void call(const void* self, const Batch& batch, const Worker& worker, Counter& counter);
+  };
+  struct PagesUser {
+    KvLayer* place;
+    int layer;
+  };
+
+  std::shared_ptr<Pool> pool_;
+  const Kernels* kernels_;
+  std::vector<Op> ops_;
+  std::vector<Job> active_;
+  std::vector<int> active_ops_;
+  std::vector<int64_t> stamps_;
+  std::vector<PagesUser> pages_users_;
+  std::vector<std::shared_ptr<void>> owners_;
+  bool timing_ = false;
+};
+
+}  // namespace sayfa
