@@ -1,9 +1,8 @@
 """One logger for the package, for people or for collectors.
 
 `setup` is called once a process by `cli` and `engine.process`. Every line goes to stderr. Fields given with `extra=` are
-part of a JSON line and are appended as `key=value` to a text line. Prompts, answers and keys are never handed to a
-logger; a filter hides what looks like a key all the same. The JSON formatter is handed in by the caller, since this
-floor knows the standard library only; `JsonFormatter` here is its plain form.
+part of a JSON line and follow a text line as `key=value`. Prompts, answers and keys are never handed to a
+logger; what looks like a key is hidden all the same, and control characters are escaped, so that a line stays a line.
 """
 
 import json
@@ -41,7 +40,7 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The record as JSON; values that JSON does not know are shown as text."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
-        data = {"time": stamp, "level": record.levelname.lower(), "logger": record.name,
+        data: dict[str, object] = {"time": stamp, "level": record.levelname.lower(), "logger": record.name,
                 "message": hide_secrets(record.getMessage())}  # fmt: skip
         data.update((key, hide_secrets(value) if isinstance(value, str) else value) for key, value in _extras(record))
         if record.exc_info:
