@@ -1,8 +1,8 @@
 """Named fault points: places in the code where a test can make something go wrong.
 
 `fault("engine.step.before_compute")` does nothing unless a test has armed that name; then the armed action runs there
-(it raises, ends the process, delays ...). Nothing in the package arms a point: there is no flag, no environment variable
-and no message for it. Called by any room at its borders; must not know what the actions do.
+(it raises, ends the process, delays ...). Nothing in the package arms a point: there is no flag, no environment
+variable and no message for it. Called by any room at its borders; must not know what the actions do.
 
 Every name stands in `POINTS`, so that a test can fire each in turn and prove that each is reached.
 """
@@ -59,8 +59,8 @@ def fault(name: str) -> None:
 def armed(name: str, action: Action, *, nth: int = 1, every: bool = False) -> Iterator[_Armed]:
     """Arm one fault point inside a `with` block; for tests only.
 
-    The action runs at the `nth` pass, and with `every` at each later one. The value's `passes` tells how often the point
-    was reached. Raises KeyError for a name that is not in POINTS.
+    The action runs at the `nth` pass, and with `every` at each later one. The value's `passes` tells how often the
+    point was reached. Raises KeyError for a name that is not in POINTS.
     """
     global _armed  # noqa: PLW0603 - one switch for the process is the point
     if name not in POINTS:

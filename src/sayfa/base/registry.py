@@ -1,8 +1,8 @@
 """Find an object by its name: a table of our own names, and entry points of others.
 
-A kind ("sayfa.models", "sayfa.policies", ...) has one `Registry`. Values are lazy "module:attribute" strings, so nothing is
-imported until a setting names it; an entry point that merely happens to be installed never runs. Called by the rooms
-that own a kind and by `sayfa plugins`; must not know what the objects do.
+A kind ("sayfa.models", "sayfa.policies", ...) has one `Registry`. Values are lazy "module:attribute" strings, so
+nothing is imported until a setting names it; an entry point that merely happens to be installed never runs. Called by
+the rooms that own a kind and by `sayfa plugins`; must not know what the objects do.
 """
 
 import difflib
@@ -24,7 +24,9 @@ class Plugin(NamedTuple):
 
 
 class Registry:
-    """Names of one kind. Names of ours win over entry points of the same name, so that nobody can replace a part unseen."""
+    """Names of one kind. Names of ours win over entry points of the same name, so that nobody can replace a part
+    unseen.
+    """
 
     def __init__(self, kind: str, table: Mapping[str, str]) -> None:
         """Take the kind, which is also the entry-point group, and our own table of "module:attribute" by name."""

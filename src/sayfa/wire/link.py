@@ -1,0 +1,123 @@
+"""The server's end of the wire: a child process, and its connection inside an event loop.
+
+Called by `wire.client` only. The child gets one descriptor and nothing else of ours; its end of the stream tells that
+it died before the process can even be waited for.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+from collections.abc import Callable
+
+from sayfa.wire.sockets import FrameReader, frame, make_pair
+
+
+class EngineProcess:
+    """A child process and our end of the connection to it."""
+
+    def __init__(self, child: "subprocess.Popen[bytes]", sock: socket.socket) -> None:
+        self._child = child
+        self._sock: socket.socket | None = sock
+
+    @classmethod
+    def spawn(cls, command: list[str], first_frame: bytes) -> "EngineProcess":
+        """Start `command` with its descriptor's number as the last argument, and send it the first frame.
+
+        Raises OSError if the program cannot be started.
+        """
+        ours, theirs = make_pair()
+        try:
+            child = subprocess.Popen(
+                [*command, str(theirs.fileno())], pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        with contextlib.suppress(ConnectionError):  # a child that is gone already shows in `attach`
+            ours.sendall(first_frame)
+        ours.setblocking(False)
+        return cls(child, ours)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def take_socket(self) -> socket.socket:
+        """Hand over our end; once only."""
+        if self._sock is None:
+            raise RuntimeError("the socket of this process was taken before")
+        sock, self._sock = self._sock, None
+        return sock
+
+    async def end(self, limit_s: float) -> int | None:
+        """Wait for the process to end by itself, at most `limit_s`, then kill it; return its exit code."""
+        if self._sock is not None:
+            self._sock.close()
+        if not await self._exited(limit_s):
+            self._child.kill()
+            await self._exited(limit_s)
+        return self._child.returncode
+
+    async def _exited(self, limit_s: float) -> bool:
+        if self._child.poll() is not None:
+            return True
+        loop = asyncio.get_running_loop()
+        try:
+            watcher = os.pidfd_open(self._child.pid)
+        except (AttributeError, OSError):  # not Linux, or gone: ask again and again
+            deadline_s = loop.time() + limit_s
+            while self._child.poll() is None and loop.time() < deadline_s:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            return self._child.poll() is not None
+        gone = asyncio.Event()
+        loop.add_reader(watcher, gone.set)
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(gone.wait(), limit_s)
+        finally:
+            loop.remove_reader(watcher)
+            os.close(watcher)
+        return self._child.poll() is not None
+
+
+class Link(asyncio.Protocol):
+    """Frames in and out on an event loop; `lost` is called once, when the other side is gone."""
+
+    def __init__(self, received: Callable[[bytes], None], lost: Callable[[], None]) -> None:
+        self._received = received
+        self._lost = lost
+        self._reader = FrameReader()
+        self._transport: asyncio.WriteTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if isinstance(transport, asyncio.WriteTransport):
+            self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        for payload in self._reader.feed(data):
+            self._received(payload)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._lost()
+
+    def send(self, payload: bytes) -> None:
+        """Send one frame; silently nothing once the other side is gone (`lost` tells that)."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame(payload))
+
+    def close(self) -> None:
+        """Close the connection; the other side sees the end of the stream."""
+        if self._transport is not None:
+            self._transport.close()
+
+
+async def attach(sock: socket.socket, received: Callable[[bytes], None], lost: Callable[[], None]) -> Link:
+    """Put a connected Unix socket under the running event loop."""
+    loop = asyncio.get_running_loop()
+    _, link = await loop.create_unix_connection(lambda: Link(received, lost), sock=sock)
+    return link

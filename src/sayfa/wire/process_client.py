@@ -1,0 +1,344 @@
+"""The client that keeps an engine process alive behind the EngineClient protocol.
+
+`cli` makes one and hands it to the server's event loop. It is told a command line and settings as bytes; it must not
+know what an engine is made of, nor HTTP.
+
+    starting ──Hello──▸ ready ──▸ draining ──▸ dead (ended as asked)
+       │  ▲               │
+       │  └──back-off── dead ◂── the process ended
+       └────────────────▸ failed (cannot start, or died too often: the server should end)
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from sayfa.base.clock import Clock
+from sayfa.base.errors import EngineDead, InvalidRequest, Overloaded
+from sayfa.base.faults import fault
+from sayfa.base.messages import (
+    Abort,
+    Add,
+    Drain,
+    EngineInfo,
+    EngineOutput,
+    Failed,
+    FromEngine,
+    Hello,
+    Outputs,
+    Ping,
+    Pong,
+    Refused,
+    Request,
+    ResetCache,
+    Starting,
+    StepStats,
+    ToEngine,
+)
+from sayfa.wire.client import ClientState, Health
+from sayfa.wire.codec import MalformedMessageError, decode_from_engine, encode
+from sayfa.wire.link import EngineProcess, Link, attach
+from sayfa.wire.sockets import frame
+from sayfa.wire.streams import RequestStreams
+from sayfa.wire.supervisor import Quarantine, RestartPolicy
+
+log = logging.getLogger("sayfa.wire")
+
+PING_INTERVAL_S = 1.0
+"""How often the engine is asked for its progress; an idle engine does nothing but answer these."""
+EXIT_WAIT_S = 2.0
+"""How long an engine may take to end after its connection is closed, before it is killed."""
+
+
+class ProcessClient:
+    """Starts an engine process, talks to it, and starts the next one when it dies.
+
+    The process is told its descriptor as the last argument; the first frame it gets is `config`. Invariant: at most one
+    process of ours is alive.
+    """
+
+    def __init__(self, command: list[str], config: bytes, clock: Clock) -> None:
+        """command: the engine's command line, without the descriptor. config: opaque here, JSON for the engine."""
+        self._command = command
+        self._config = config
+        self._clock = clock
+        self._state: ClientState = "starting"
+        self._info: EngineInfo | None = None
+        self._latest: StepStats | None = None
+        self._progress_s = clock.monotonic()
+        self._pong: Pong | None = None
+        self._pings = 0
+        self._process: EngineProcess | None = None
+        self._link: Link | None = None
+        self._failure: Failed | None = None
+        self._closing = False
+        self._streams = RequestStreams(clock, self._send_abort)
+        self._restarts = RestartPolicy(clock)
+        self._quarantine = Quarantine(clock)
+        self._outputs_callbacks: list[Callable[[Outputs], None]] = []
+        self._progress_callbacks: list[Callable[[str, float], None]] = []
+        self._state_callbacks: list[Callable[[ClientState], None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+
+    # --------------------------------------------------------------------------------------- what can be asked
+
+    @property
+    def state(self) -> ClientState:
+        return self._state
+
+    @property
+    def info(self) -> EngineInfo | None:
+        return self._info
+
+    @property
+    def latest(self) -> StepStats | None:
+        return self._latest
+
+    @property
+    def failure(self) -> Failed | None:
+        """Why the engine cannot be had, once `state` is "failed"; the server ends with its exit code."""
+        return self._failure
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the engine that runs now."""
+        return self._process.pid if self._process is not None else None
+
+    def health(self) -> Health:
+        alive = self._link is not None and self._state in ("ready", "draining")
+        busy = len(self._streams) > 0 or (self._pong is not None and self._pong.busy)
+        expected_s = self._pong.expected_step_s if self._pong is not None else 0.0
+        return Health(alive, self._clock.monotonic() - self._progress_s, busy, expected_s)
+
+    def on_outputs(self, callback: Callable[[Outputs], None]) -> None:
+        self._outputs_callbacks.append(callback)
+
+    def on_progress(self, callback: Callable[[str, float], None]) -> None:
+        """Call `callback(phase, done)` as a starting engine tells how far it is."""
+        self._progress_callbacks.append(callback)
+
+    def on_state(self, callback: Callable[[ClientState], None]) -> None:
+        """Call `callback` at each change of `state`."""
+        self._state_callbacks.append(callback)
+
+    # --------------------------------------------------------------------------------------- life of the process
+
+    def spawn(self) -> None:
+        """Start the process now, without an event loop, so that it loads while the caller still imports."""
+        fault("client.before_spawn")
+        self._process = EngineProcess.spawn(self._command, frame(self._config))
+
+    async def start(self) -> None:
+        """Attach to the process (after spawning it if `spawn` was not called). Returns at once; see `wait_ready`."""
+        if self._process is None:
+            self.spawn()
+        await self._attach()
+        self._run(self._ping())
+
+    async def wait_ready(self) -> EngineInfo:
+        """Return when the engine serves. Raises EngineDead with the engine's own sentence if it never will."""
+        while True:
+            if self._state == "ready" and self._info is not None:
+                return self._info
+            if self._state == "failed" or self._closing:
+                raise EngineDead(self._failure.message if self._failure else "the engine was closed")
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def drain(self, limit_s: float) -> None:
+        if self._link is None:
+            return
+        self._set_state("draining")
+        self._send(Drain(limit_s))
+        deadline_s = self._clock.monotonic() + limit_s + EXIT_WAIT_S
+        while self._link is not None and self._clock.monotonic() < deadline_s:
+            self._changed.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), max(0.01, deadline_s - self._clock.monotonic()))
+
+    async def close(self) -> None:
+        self._closing = True
+        for task in list(self._tasks):
+            task.cancel()
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+        self._streams.fail_all(lambda: EngineDead("the engine was closed"))
+        if self._process is not None:
+            process, self._process = self._process, None
+            await process.end(EXIT_WAIT_S)
+        self._set_state("dead" if self._failure is None else "failed")
+
+    # --------------------------------------------------------------------------------------- requests
+
+    async def generate(self, request: Request) -> AsyncIterator[EngineOutput]:
+        self._check_welcome(request)
+        outputs = self._streams.read(request, self._send_request)
+        try:
+            async for output in outputs:
+                yield output
+        finally:
+            await outputs.aclose()  # type: ignore[attr-defined]
+
+    def abort(self, request_id: str) -> None:
+        self._streams.close(request_id)
+        self._send_abort(request_id)
+
+    def reset_cache(self) -> None:
+        """Let the engine forget all cached pages that nobody uses."""
+        self._send(ResetCache())
+
+    def _check_welcome(self, request: Request) -> None:
+        if self._state == "draining":
+            raise Overloaded("the server is shutting down; send the request to another one", retry_after_s=5)
+        if self._state == "starting":
+            raise Overloaded("the model is still being loaded; try again in a few seconds", retry_after_s=5)
+        if self._state != "ready":
+            raise EngineDead()
+        left_s = self._quarantine.remaining_s(request)
+        if left_s > 0:
+            raise InvalidRequest(
+                "this request was running each of the last two times that the engine ended; it is refused for "
+                f"{left_s / 60:.0f} more minutes. Change it, or report it to the operator.",
+                code="quarantined",
+            )
+
+    def _send_request(self, request: Request) -> None:
+        fault("client.before_send")
+        if not len(self._streams) > 1:
+            self._progress_s = self._clock.monotonic()  # an idle engine owes no progress until now
+        self._send(Add(request))
+
+    def _send_abort(self, request_id: str) -> None:
+        self._send(Abort([request_id]))
+
+    def _send(self, message: ToEngine) -> None:
+        if self._link is not None:
+            self._link.send(encode(message))
+
+    # --------------------------------------------------------------------------------------- what the engine says
+
+    def _received(self, payload: bytes) -> None:
+        try:
+            message = decode_from_engine(payload)
+        except MalformedMessageError as error:
+            log.error("the engine sent a message that cannot be read: %s", error)
+            return
+        self._handle(message)
+
+    def _handle(self, message: FromEngine) -> None:
+        match message:
+            case Outputs():
+                self._handle_outputs(message)
+            case Refused():
+                self._streams.refuse(message)
+            case Pong():
+                self._handle_pong(message)
+            case Hello(info=info):
+                self._info = info
+                self._progress_s = self._clock.monotonic()
+                self._set_state("ready")
+            case Starting(phase=phase, done=done):
+                for progress in self._progress_callbacks:
+                    progress(phase, done)
+            case Failed():
+                self._failure = message
+
+    def _handle_outputs(self, message: Outputs) -> None:
+        fault("client.before_deliver")
+        self._progress_s = self._clock.monotonic()
+        if message.stats is not None:
+            self._latest = message.stats
+        self._streams.deliver(message.outputs)
+        for callback in self._outputs_callbacks:
+            try:
+                callback(message)
+            except Exception:  # figures must never touch a request
+                log.exception("a callback for step figures failed")
+
+    def _handle_pong(self, pong: Pong) -> None:
+        moved = self._pong is None or pong.steps != self._pong.steps or not pong.busy
+        self._pong = pong
+        if moved:
+            self._progress_s = self._clock.monotonic() - (pong.since_step_s if pong.busy else 0.0)
+
+    async def _ping(self) -> None:
+        while True:
+            if self._state == "ready":
+                self._pings += 1
+                self._send(Ping(self._pings))
+            await asyncio.sleep(PING_INTERVAL_S)
+
+    # --------------------------------------------------------------------------------------- death
+
+    async def _attach(self) -> None:
+        process = self._process
+        if process is None:
+            return
+        self._link = await attach(process.take_socket(), self._received, self._lost)
+
+    def _lost(self) -> None:
+        """Answer every open stream at once, then find out how the process ended and start the next."""
+        if self._closing or self._link is None:
+            return
+        self._link = None
+        self._pong = None
+        if self._state == "draining":
+            self._streams.fail_all(lambda: EngineDead("the server shut down before the answer was complete"))
+            self._run(self._bury())
+            return
+        self._quarantine.note_death(self._streams.requests())
+        self._streams.fail_all(EngineDead)
+        was_ready = self._state == "ready" or self._info is not None
+        if self._failure is not None and not was_ready:
+            self._run(self._bury())
+            self._set_state("failed")
+            return
+        self._set_state("dead")
+        self._run(self._restart())
+
+    async def _bury(self) -> int | None:
+        process, self._process = self._process, None
+        code = await process.end(EXIT_WAIT_S) if process is not None else None
+        self._changed.set()
+        return code
+
+    async def _restart(self) -> None:
+        code = await self._bury()
+        reason = self._failure.message if self._failure is not None else f"exit code {code}"
+        delay_s = self._restarts.next_delay_s()
+        if delay_s is None:
+            message = f"the engine process ended too often ({reason}); giving up"
+            log.error(message)
+            self._failure = Failed(message, exit_code=1)
+            self._set_state("failed")
+            return
+        log.error("the engine process ended (%s); starting the next one in %.0f s", reason, delay_s)
+        self._failure = None
+        await asyncio.sleep(delay_s)
+        self._set_state("starting")
+        self.spawn()
+        await self._attach()
+
+    def _set_state(self, state: ClientState) -> None:
+        if state != self._state:
+            self._state = state
+            for callback in self._state_callbacks:
+                callback(state)
+        self._changed.set()
+
+    def _run(self, work: Coroutine[Any, Any, object]) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(self._logged(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _logged(self, work: Coroutine[Any, Any, object]) -> None:
+        try:
+            await work
+        except Exception as error:
+            log.exception("supervising the engine failed")
+            self._failure = Failed(f"the engine could not be started again: {error}", exit_code=1)
+            self._set_state("failed")

@@ -1,0 +1,87 @@
+"""Decide what follows the death of an engine process: when to start the next one, when to give up, whom to refuse.
+
+Pure rules over times and hashes; it starts and kills nothing itself. Called by `wire.client`; must not know processes.
+"""
+
+import hashlib
+from collections import deque
+
+import msgspec
+
+from sayfa.base.clock import Clock
+from sayfa.base.messages import Request
+
+MAX_RESTARTS = 5
+RESTART_WINDOW_S = 300.0
+MAX_DELAY_S = 60.0
+QUARANTINE_S = 3600.0
+MAX_REMEMBERED = 10_000
+"""Hashes kept at most, so that the memory of deaths is bounded."""
+
+
+class RestartPolicy:
+    """Back-off 0, 1, 2, 4 … seconds; after five restarts within five minutes the next death is the last."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._restarts: deque[float] = deque()
+
+    def next_delay_s(self) -> float | None:
+        """Say how long to wait before the next start, or None to give up. Counts as a restart."""
+        now_s = self._clock.monotonic()
+        while self._restarts and now_s - self._restarts[0] > RESTART_WINDOW_S:
+            self._restarts.popleft()
+        recent = len(self._restarts)
+        if recent >= MAX_RESTARTS:
+            return None
+        self._restarts.append(now_s)
+        return 0.0 if recent == 0 else min(MAX_DELAY_S, 2.0 ** (recent - 1))
+
+
+class Quarantine:
+    """Requests that were running at two engine deaths in a row are refused for an hour.
+
+    A request is known by what it asks (a hash of prompt, adapter and parameters), since clients send it again under
+    another id.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._at_last_death: set[bytes] = set()
+        self._refused_until: dict[bytes, float] = {}
+
+    def note_death(self, running: list[Request]) -> None:
+        """Remember who was running when the engine died; whoever was so at the death before, too, is refused from now
+        on.
+        """
+        hashes = {content_hash(request) for request in running[:MAX_REMEMBERED]}
+        until_s = self._clock.monotonic() + QUARANTINE_S
+        for guilty in hashes & self._at_last_death:
+            if len(self._refused_until) >= MAX_REMEMBERED:
+                self._refused_until.pop(next(iter(self._refused_until)))
+            self._refused_until[guilty] = until_s
+        if hashes:
+            self._at_last_death = hashes
+
+    def remaining_s(self, request: Request) -> float:
+        """Seconds for which this request is still refused; 0 if it is welcome."""
+        if not self._refused_until:
+            return 0.0
+        key = content_hash(request)
+        until_s = self._refused_until.get(key)
+        if until_s is None:
+            return 0.0
+        left_s = until_s - self._clock.monotonic()
+        if left_s <= 0:
+            del self._refused_until[key]
+            return 0.0
+        return left_s
+
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+
+
+def content_hash(request: Request) -> bytes:
+    """Hash what a request asks, without its id, times and priority."""
+    content = (request.prompt, request.params, request.adapter)
+    return hashlib.blake2b(_encoder.encode(content), digest_size=16).digest()
