@@ -1,8 +1,8 @@
 """One logger for the package, for people or for collectors.
 
-`setup` is called once a process by `cli` and `engine.process`. Every line goes to stderr. Fields given with `extra=` are
-part of a JSON line and follow a text line as `key=value`. Prompts, answers and keys are never handed to a
-logger; what looks like a key is hidden all the same, and control characters are escaped, so that a line stays a line.
+`setup` is called once a process, by `cli` and `engine.process`. Every line goes to stderr. Fields given with `extra=`
+are part of a JSON line and follow a text line as `key=value`. Prompts, answers and keys are never handed to a logger;
+what looks like a key is hidden all the same, and control characters are escaped, so that a line stays a line.
 """
 
 import json
