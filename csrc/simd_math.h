@@ -9,6 +9,7 @@
 #include <cstring>
 
 #if defined(__x86_64__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // false alarms inside g++ 12's own AVX-512 header (its bug 105593)
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -102,12 +103,15 @@ inline Vf vkeep(Vf x, Lanes index, int32_t lo, int32_t hi, float fill) {
 
 // Sum and largest of the lanes, in a fixed tree.
 inline float hsum(Vf v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps(v);
+#else
   float lane[W];
   vstore(lane, v);
-#pragma GCC unroll 4
   for (int half = W / 2; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
   return lane[0];
+#endif
 }
 
 inline float hmax(Vf v) {
