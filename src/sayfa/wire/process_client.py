@@ -149,7 +149,8 @@ class ProcessClient:
             await self._changed.wait()
 
     async def drain(self, limit_s: float) -> None:
-        if self._link is None:
+        if self._state != "ready":  # nothing runs that could be finished
+            await self.close()
             return
         self._set_state("draining")
         self._send(Drain(limit_s))
@@ -301,8 +302,9 @@ class ProcessClient:
         self._run(self._restart())
 
     async def _bury(self) -> int | None:
-        process, self._process = self._process, None
+        process = self._process
         code = await process.end(EXIT_WAIT_S) if process is not None else None
+        self._process = None
         self._changed.set()
         return code
 

@@ -1,0 +1,261 @@
+"""The engine process: load, say hello, then drain the inbox, step, send; until drained, told to end, or orphaned.
+
+Started by `wire.process_client` as `python -m sayfa.engine FD`; the first frame on that descriptor is the
+EngineConfig as JSON, later ones are `base.messages`. One thread, one loop, no asyncio. Must not know HTTP, text or users.
+
+Exit codes: 0 ended as asked or the parent is gone; 1 the engine failed while serving; 2 it cannot start (settings, model).
+"""
+
+import ctypes
+import gc
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+import setproctitle
+
+from sayfa.base.clock import Clock, SystemClock
+from sayfa.base.config import EngineConfig
+from sayfa.base.errors import ConfigError, ModelError, RequestError
+from sayfa.base.faults import fault
+from sayfa.base.messages import (
+    Abort,
+    Add,
+    Drain,
+    EngineInfo,
+    Failed,
+    FromEngine,
+    Hello,
+    Outputs,
+    Ping,
+    Pong,
+    Refused,
+    Request,
+    ResetCache,
+    Starting,
+)
+from sayfa.wire.codec import MalformedMessageError, decode_to_engine, encode
+from sayfa.wire.sockets import Connection, DisconnectedError
+
+log = logging.getLogger("sayfa.engine")
+
+CONFIG_WAIT_S = 10.0
+MAX_UNSENT_BYTES = 64 << 20
+"""Output that the parent has not read; above this no step is made until it reads again."""
+SIGNAL_DRAIN_S = 30.0
+"""How long running requests get after SIGTERM, when no Drain message said otherwise."""
+
+_PR_SET_PDEATHSIG = 1
+
+Progress = Callable[[str, float], None]
+
+
+class ServingEngine(Protocol):
+    """What the loop needs of `engine.engine.Engine`."""
+
+    @property
+    def has_work(self) -> bool: ...
+    @property
+    def info(self) -> EngineInfo: ...
+    def add(self, request: Request) -> None: ...
+    def abort(self, ids: list[str]) -> None: ...
+    def step(self) -> Outputs: ...
+    def refuse_waiting(self) -> list[Refused]: ...
+    def end_all(self, reason: str) -> Outputs: ...
+    def reset_cache(self) -> None: ...
+    def pong(self, number: int) -> Pong: ...
+
+
+class EngineLoop:
+    """The busy loop of a loaded engine; parks on the connection when there is nothing to do."""
+
+    def __init__(self, engine: ServingEngine, connection: Connection, clock: Clock) -> None:
+        self._engine = engine
+        self._connection = connection
+        self._clock = clock
+        self._drain_until_s: float | None = None
+        self._signals = 0
+
+    def run(self) -> None:
+        """Serve until drained. Raises DisconnectedError when the parent is gone."""
+        while not self._finished():
+            self._take_messages()
+            if self._engine.has_work and self._connection.unsent_bytes <= MAX_UNSENT_BYTES:
+                self._send(self._engine.step())
+        self._connection.flush(1.0)
+
+    def on_signal(self, number: int, frame: Any) -> None:
+        """Handle SIGTERM: the first drains, the second ends what runs at once. Only notes it; the loop acts."""
+        self._signals += 1
+
+    def _finished(self) -> bool:
+        """Tell whether the loop should end; act on signals and on a drain whose time is up."""
+        if self._signals and self._drain_until_s is None:
+            self._start_draining(SIGNAL_DRAIN_S)
+        if self._drain_until_s is None:
+            return False
+        fault("process.while_draining")
+        if self._engine.has_work and (self._signals > 1 or self._clock.monotonic() >= self._drain_until_s):
+            self._send(self._engine.end_all("the server shut down before the answer was complete"))
+            return True
+        return not self._engine.has_work
+
+    def _start_draining(self, limit_s: float) -> None:
+        if self._drain_until_s is None:
+            self._drain_until_s = self._clock.monotonic() + limit_s
+            for refused in self._engine.refuse_waiting():
+                self._send(refused)
+
+    def _wait_s(self) -> float | None:
+        """Say how long `receive` may wait: not at all with work, until the drain's end, or for ever."""
+        if self._engine.has_work and self._connection.unsent_bytes <= MAX_UNSENT_BYTES:
+            return 0.0
+        if self._drain_until_s is not None:
+            return max(0.0, self._drain_until_s - self._clock.monotonic())
+        return None
+
+    def _take_messages(self) -> None:
+        for payload in self._connection.receive(self._wait_s()):
+            try:
+                message = decode_to_engine(payload)
+            except MalformedMessageError as error:
+                log.error("a message that cannot be read was dropped: %s", error)
+                if error.request_id is not None:
+                    self._send(Refused(id=error.request_id, kind="invalid", message="the request could not be read"))
+                continue
+            fault("process.before_handle")
+            self._handle(message)
+
+    def _handle(self, message: Add | Abort | Drain | Ping | ResetCache) -> None:
+        match message:
+            case Add(request=request):
+                self._add(request)
+            case Abort(ids=ids):
+                self._engine.abort(ids)
+            case Ping(number=number):
+                self._send(self._engine.pong(number))
+            case Drain(limit_s=limit_s):
+                self._start_draining(limit_s)
+            case ResetCache():
+                self._engine.reset_cache()
+
+    def _add(self, request: Request) -> None:
+        if self._drain_until_s is not None:
+            sentence = "the server is shutting down; send the request to another one"
+            self._send(Refused(id=request.id, kind="draining", message=sentence, retry_after_s=5))
+            return
+        try:
+            self._engine.add(request)
+        except RequestError as error:
+            self._send(refusal(request.id, error))
+        except Exception:  # the border of a request: its failure is its own
+            log.exception("request %s could not be taken", request.id)
+            self._send(
+                Refused(id=request.id, kind="overloaded", message="the request failed in the engine", code="engine_error")
+            )
+
+    def _send(self, message: FromEngine) -> None:
+        fault("process.before_send")
+        self._connection.send(encode(message))
+
+
+def refusal(request_id: str, error: RequestError) -> Refused:
+    """Turn the error of `Engine.add` into the message that makes the client raise it again."""
+    return Refused(
+        id=request_id,
+        kind="overloaded" if error.status in (429, 503) else "invalid",
+        message=error.message,
+        param=error.param,
+        code=error.code,
+        retry_after_s=error.retry_after_s,
+    )
+
+
+# --------------------------------------------------------------------------------------------------- start
+
+
+Build = Callable[[EngineConfig, Progress], ServingEngine]
+
+
+def serve(sock: socket.socket, build: Build, clock: Clock) -> int:
+    """Read the settings from `sock`, build the engine, serve it; return the exit code."""
+    connection = Connection(sock)
+    try:
+        return _serve(connection, build, clock)
+    except DisconnectedError:
+        return 0  # the parent is gone: nobody is left to serve
+    finally:
+        connection.close()
+
+
+def _serve(connection: Connection, build: Build, clock: Clock) -> int:
+    try:
+        config = msgspec.json.decode(_first_frame(connection), type=EngineConfig)
+        fault("process.before_build")
+        engine = build(config, lambda phase, done: connection.send(encode(Starting(phase, done))))
+    except (ConfigError, ModelError, msgspec.MsgspecError) as error:
+        return _fail(connection, str(error))
+    except MemoryError:
+        return _fail(connection, "there is not enough memory to load this model")
+    except DisconnectedError:
+        raise
+    except Exception as error:
+        log.exception("the engine cannot start")
+        return _fail(connection, f"the engine cannot start: {type(error).__name__}: {error}", exit_code=1)
+    loop = EngineLoop(engine, connection, clock)
+    connection.wake_on_signals()
+    signal.signal(signal.SIGTERM, loop.on_signal)
+    gc.collect()
+    gc.freeze()  # what was loaded lives as long as the process; no collection needs to look at it again
+    fault("process.before_hello")
+    connection.send(encode(Hello(engine.info)))
+    try:
+        loop.run()
+    except DisconnectedError:
+        raise
+    except Exception:
+        log.exception("the engine failed while serving")
+        return 1
+    return 0
+
+
+def _first_frame(connection: Connection) -> bytes:
+    frames: list[bytes] = []
+    while not frames:
+        frames = connection.receive(CONFIG_WAIT_S)
+        if not frames:
+            raise ConfigError(f"no settings came within {CONFIG_WAIT_S:.0f} s; this program is started by `sayfa serve`")
+    return frames[0]
+
+
+def _fail(connection: Connection, sentence: str, exit_code: int = 2) -> int:
+    connection.send(encode(Failed(sentence, exit_code)))
+    connection.flush(1.0)
+    return exit_code
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process when its parent dies, however that happens.
+
+    The end of the connection tells the same everywhere, but only between steps; this works within one, on Linux.
+    """
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        log.warning("PR_SET_PDEATHSIG failed (errno %d); relying on the socket", ctypes.get_errno())
+
+
+def run(arguments: list[str], build: Build) -> int:
+    """Set this process up as an engine on the descriptor named by the last argument, and serve."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    setproctitle.setproctitle("sayfa: engine")
+    sock = socket.socket(fileno=int(arguments[-1]))
+    sock.set_inheritable(False)
+    return serve(sock, build, SystemClock())

@@ -1,0 +1,205 @@
+"""A real engine process behind the real client: answers, deaths, drains. The engine is a counting one, without a model."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sayfa.base.clock import SystemClock
+from sayfa.base.errors import EngineDead, InvalidRequest, Overloaded
+from sayfa.base.messages import Request
+from sayfa.base.sampling_params import SamplingParams
+from sayfa.wire.process_client import ProcessClient
+
+PROGRAM = str(Path(__file__).parents[1] / "fakes" / "engine_process.py")
+
+
+@asynccontextmanager
+async def running(*options, wait=True):
+    client = ProcessClient([sys.executable, PROGRAM, *options], b"{}", SystemClock())
+    try:
+        await client.start()
+        if wait:
+            await client.wait_ready()
+        yield client
+    finally:
+        pid = client.pid
+        await client.close()
+        assert pid is None or not psutil.pid_exists(pid)
+
+
+def request(name, first=7, count=5, n=1):
+    return Request(id=name, prompt=[first], params=SamplingParams(max_tokens=count, n=n))
+
+
+async def collect(client, wanted):
+    """Read one answer to its end; per branch the tokens, and the finish reasons."""
+    tokens = {}
+    finishes = []
+    async for output in client.generate(wanted):
+        tokens.setdefault(output.branch, []).extend(output.tokens)
+        if output.finish:
+            finishes.append(output.finish)
+    return tokens, finishes
+
+
+async def until(condition, limit_s=10.0):
+    """Wait for the client's own news, not for time: every state change and message runs the loop."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.001)
+
+
+async def test_every_stream_gets_exactly_its_own_tokens():
+    async with running() as client:
+        answers = await asyncio.gather(*(collect(client, request(f"r{i}", first=100 * i, count=i + 1, n=1 + i % 3))
+                                         for i in range(40)))  # fmt: skip
+    for i, (tokens, finishes) in enumerate(answers):
+        assert tokens == {branch: list(range(100 * i, 101 * i + 1)) for branch in range(1 + i % 3)}
+        assert finishes == ["length"] * (1 + i % 3)
+
+
+async def test_a_refused_request_raises_the_engines_sentence():
+    async with running() as client:
+        with pytest.raises(InvalidRequest, match="`prompt` is empty"):
+            await collect(client, Request(id="x", prompt=[], params=SamplingParams()))
+        assert (await collect(client, request("y")))[1] == ["length"]
+
+
+async def test_leaving_a_stream_aborts_it_in_the_engine():
+    async with running("step-s=0.001") as client:
+        async with aclosing(client.generate(request("long", count=1_000_000))) as outputs:
+            async for _ in outputs:
+                break
+        await collect(client, request("short"))
+        await until(lambda: not client.health().busy)  # the next Pong tells that nothing runs
+
+
+async def test_a_killed_engine_ends_each_stream_with_one_error_within_250_ms_and_comes_back():
+    async with running("step-s=0.001") as client:
+        started = asyncio.Event()
+
+        async def read(i):
+            async for _ in client.generate(request(f"r{i}", first=i, count=1_000_000)):
+                started.set()
+
+        readers = [asyncio.ensure_future(read(i)) for i in range(16)]
+        await started.wait()
+        pid = client.pid
+        killed_s = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        ends = await asyncio.gather(*readers, return_exceptions=True)
+        seen_s = time.monotonic() - killed_s
+        assert all(isinstance(end, EngineDead) for end in ends)
+        assert seen_s < 0.25
+        assert client.state in ("dead", "starting")
+        await client.wait_ready()
+        assert client.pid != pid
+        assert not psutil.pid_exists(pid)
+        assert (await collect(client, request("after")))[0] == {0: [7, 8, 9, 10, 11]}
+
+
+async def test_a_request_running_at_two_deaths_is_refused_at_the_third_try():
+    async with running("die-on=13") as client:
+        for name in ("first", "second"):
+            with pytest.raises(EngineDead):
+                await collect(client, request(name, first=13))
+            await until(lambda: client.state == "ready", limit_s=15)
+        with pytest.raises(InvalidRequest, match="two times") as refusal:
+            await collect(client, request("third", first=13))
+        assert refusal.value.code == "quarantined"
+        assert (await collect(client, request("other")))[1] == ["length"]
+
+
+async def test_an_engine_that_cannot_start_fails_with_its_own_sentence_and_exit_code_2():
+    async with running("fail=the weights are made of cheese", wait=False) as client:
+        with pytest.raises(EngineDead, match="cheese"):
+            await client.wait_ready()
+        assert client.state == "failed"
+        assert client.failure.exit_code == 2
+
+
+@pytest.mark.slow
+async def test_an_engine_that_dies_at_each_start_is_given_up_after_five_restarts():
+    states = []
+    async with running("die-at-start", wait=False) as client:
+        client.on_state(states.append)
+        with pytest.raises(EngineDead, match="too often"):
+            await client.wait_ready()
+        assert client.failure.exit_code == 1
+    assert states.count("starting") == 5
+
+
+async def test_a_missing_program_is_an_error_at_once():
+    client = ProcessClient(["/no/such/program"], b"{}", SystemClock())
+    with pytest.raises(OSError, match="no/such"):
+        await client.start()
+    await client.close()
+
+
+async def test_drain_lets_the_running_finish_and_refuses_the_new():
+    async with running("step-s=0.001") as client:
+        reading = asyncio.ensure_future(collect(client, request("running", count=200)))
+        await until(lambda: client.health().busy)
+        draining = asyncio.ensure_future(client.drain(20.0))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await collect(client, request("late"))
+        tokens, finishes = await reading
+        await draining
+        assert len(tokens[0]) == 200
+        assert finishes == ["length"]
+        assert client.state == "draining"
+
+
+async def test_a_drain_whose_time_is_up_ends_each_stream_with_an_error():
+    async with running("step-s=0.001") as client:
+        reading = asyncio.ensure_future(collect(client, request("endless", count=1_000_000)))
+        await until(lambda: client.health().busy)
+        await client.drain(0.05)
+        assert (await reading)[1] == ["error"]
+
+
+async def test_an_engine_told_to_terminate_drains_and_the_client_starts_another():
+    async with running("step-s=0.001") as client:
+        reading = asyncio.ensure_future(collect(client, request("running", count=100)))
+        await until(lambda: client.health().busy)
+        pid = client.pid
+        os.kill(pid, signal.SIGTERM)
+        assert (await reading)[1] == ["length"]
+        await until(lambda: client.pid not in (pid, None) and client.state == "ready")
+
+
+async def test_a_step_that_never_ends_shows_as_no_progress_while_the_engine_is_busy():
+    async with running("stuck-on=66") as client:
+        await collect(client, request("fine"))
+        reading = asyncio.ensure_future(collect(client, request("stuck", first=66)))
+        await until(lambda: client.health().busy and client.health().since_step_s > 0.3)
+        assert client.health().alive
+        reading.cancel()
+
+
+async def test_the_engine_ends_when_its_parent_is_killed():
+    script = (
+        "import asyncio, sys; sys.path.insert(0, 'src')\n"
+        "from sayfa.base.clock import SystemClock\n"
+        "from sayfa.wire.process_client import ProcessClient\n"
+        "async def main():\n"
+        f"    client = ProcessClient([sys.executable, {PROGRAM!r}], b'{{}}', SystemClock())\n"
+        "    await client.start(); await client.wait_ready(); print(client.pid, flush=True)\n"
+        "    await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
+    engine = int(await parent.stdout.readline())
+    assert psutil.pid_exists(engine)
+    parent.kill()
+    await parent.wait()
+    await until(lambda: not psutil.pid_exists(engine) or psutil.Process(engine).status() == psutil.STATUS_ZOMBIE)
