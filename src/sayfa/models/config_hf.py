@@ -1,0 +1,160 @@
+"""config.json of a Hugging Face folder → ModelConfig. Called by `models.config` only.
+
+Both spellings of the rope facts are read: `rope_theta` + `rope_scaling` (files before 2026) and `rope_parameters`. What a file
+asks for and we do not serve is refused by name; nothing is ignored that would change an answer.
+"""
+
+import math
+from typing import Any, Literal
+
+import numpy as np
+
+from sayfa.base.model_config import ModelConfig, RopeConfig
+from sayfa.models.facts import CONTEXT, COUNT, EPS, FACTOR, SIZE, THETA, WINDOW, Facts
+
+_ARCHITECTURES = {
+    "llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3", "gemma3_text": "gemma3",
+}  # fmt: skip
+_ROPE_TYPES = ("default", "none", "linear", "llama3")
+_ACTIVATIONS: dict[str, Literal["silu", "gelu_tanh"]] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_NOT_SERVED = "models of this kind are not served"
+
+
+def config_from_hf(facts: Facts) -> ModelConfig:
+    """Translate the facts. Raises ModelError."""
+    model_type = facts.text("model_type")
+    if model_type not in _ARCHITECTURES:
+        raise facts.error("model_type", f"is {model_type!r}; known architectures: {', '.join(sorted(_ARCHITECTURES))}")
+    architecture = _ARCHITECTURES[model_type]
+    _check_purpose(facts)
+    dtype = facts.raw("dtype") or facts.raw("torch_dtype")
+    if architecture == "gemma3" and facts.has("text_config"):
+        name, facts = facts.model, facts.part("text_config")
+        facts.model = name
+        dtype = dtype or facts.raw("dtype") or facts.raw("torch_dtype")
+    for field in ("quantization_config", "mlp_bias", "num_local_experts", "num_experts", "attn_logit_softcapping",
+                  "final_logit_softcapping", "use_bidirectional_attention", "pretraining_tp_split"):  # fmt: skip
+        facts.refuse_if(field, _NOT_SERVED)
+    num_heads = facts.integer("num_attention_heads", COUNT)
+    hidden = facts.integer("hidden_size", SIZE)
+    head_dim = facts.integer("head_dim", COUNT, hidden // num_heads)
+    windows = _windows(facts, architecture)
+    ropes, rope_of_layer = _ropes(facts, architecture, head_dim, windows)
+    is_gemma = architecture == "gemma3"
+    query_scalar = facts.number("query_pre_attn_scalar", (1e-3, 1e6), 256) if is_gemma else head_dim
+    return ModelConfig(
+        architecture=architecture,
+        name=facts.model,
+        vocab_size=facts.integer("vocab_size", (1, 4_000_000)),
+        hidden_size=hidden,
+        intermediate_size=facts.integer("intermediate_size", SIZE),
+        num_layers=len(windows),
+        num_heads=num_heads,
+        num_kv_heads=facts.integer("num_key_value_heads", COUNT, num_heads),
+        head_dim=head_dim,
+        max_context=facts.integer("max_position_embeddings", CONTEXT),
+        norm_eps=facts.number("rms_norm_eps", EPS, 1e-6),
+        activation=_activation(facts, is_gemma),
+        tie_embeddings=facts.flag("tie_word_embeddings", is_gemma),
+        attention_bias=architecture == "qwen2" or facts.flag("attention_bias", False),
+        qk_norm=architecture in ("qwen3", "gemma3"),
+        post_norms=is_gemma,
+        norm_plus_one=is_gemma,
+        embedding_scale=_embedding_scale(hidden, dtype) if is_gemma else 1.0,
+        attention_scale=1.0 / math.sqrt(query_scalar),
+        windows=windows,
+        ropes=ropes,
+        rope_of_layer=rope_of_layer,
+    )
+
+
+def _check_purpose(facts: Facts) -> None:
+    """A classifier or an embedding model of a known family is still no language model."""
+    names = facts.raw("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise facts.error("architectures", "must be a list of strings")
+    if names and not any(name.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")) for name in names):
+        raise facts.error("architectures", f"is {names}; only language models (…ForCausalLM) are served")
+
+
+def _activation(facts: Facts, is_gemma: bool) -> Literal["silu", "gelu_tanh"]:
+    field = "hidden_activation" if is_gemma and facts.has("hidden_activation") else "hidden_act"
+    name = facts.text(field, "gelu_pytorch_tanh" if is_gemma else "silu")
+    if name not in _ACTIVATIONS:
+        raise facts.error(field, f"is {name!r}; known activations: {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+def _embedding_scale(hidden: int, dtype: Any) -> float:
+    """sqrt(H) in the precision of the checkpoint's own type: a bfloat16 model was trained with the rounded factor."""
+    scale = np.float32(math.sqrt(hidden))
+    if dtype == "bfloat16":
+        bits = int(scale.view(np.uint32))
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000  # to nearest, ties to even
+        return float(np.uint32(rounded).view(np.float32))
+    return float(scale)
+
+
+def _windows(facts: Facts, architecture: str) -> list[int]:
+    """Sliding window of each layer, 0 where a layer sees everything."""
+    num_layers = facts.integer("num_hidden_layers", COUNT)
+    window = facts.integer("sliding_window", WINDOW, 0)
+    if architecture == "llama" or (architecture in ("qwen2", "qwen3") and not facts.flag("use_sliding_window", False)):
+        return [0] * num_layers
+    kinds = facts.raw("layer_types")
+    if kinds is None:
+        kinds = _default_kinds(facts, architecture, num_layers)
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        raise facts.error("layer_types", f"must be a list with one entry for each of {num_layers} layers")
+    unknown = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
+    if unknown:
+        raise facts.error("layer_types", f"holds {unknown[0]!r}; known: full_attention, sliding_attention")
+    if window == 0 and architecture == "gemma3" and "sliding_attention" in kinds:
+        raise facts.error("sliding_window", "is missing, but some layers of `layer_types` are sliding")
+    return [window if kind == "sliding_attention" else 0 for kind in kinds]
+
+
+def _default_kinds(facts: Facts, architecture: str, num_layers: int) -> list[str]:
+    if architecture == "mistral":
+        return ["sliding_attention"] * num_layers
+    if architecture == "gemma3":
+        field = "sliding_window_pattern" if facts.has("sliding_window_pattern") else "_sliding_window_pattern"
+        period = facts.integer(field, COUNT, 6)
+        return ["sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(num_layers)]
+    first = facts.integer("max_window_layers", (0, 1_000_000), num_layers)
+    return ["sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)]
+
+
+def _ropes(facts: Facts, architecture: str, head_dim: int, windows: list[int]) -> tuple[list[RopeConfig], list[int]]:
+    new = facts.part("rope_parameters")
+    if architecture != "gemma3":
+        part = new if facts.has("rope_parameters") else facts.part("rope_scaling")
+        return [_rope(facts, part, head_dim, facts.raw("rope_theta") or 10000.0)], [0] * len(windows)
+    if new.has("full_attention") or new.has("sliding_attention"):
+        full, local = new.part("full_attention"), new.part("sliding_attention")
+    else:
+        full, local = (new if facts.has("rope_parameters") else facts.part("rope_scaling")), Facts(facts.model, {})
+    whole = _rope(facts, full, head_dim, facts.raw("rope_theta") or 1_000_000.0)
+    nearby = _rope(facts, local, head_dim, facts.raw("rope_local_base_freq") or 10_000.0)
+    return [whole, nearby], [1 if window else 0 for window in windows]
+
+
+def _rope(facts: Facts, part: Facts, head_dim: int, theta: Any) -> RopeConfig:
+    """One rope from its part of the file; `theta` is the older place of the base."""
+    field = "rope_type" if part.has("rope_type") else "type"
+    kind = part.text(field, "default")
+    if kind not in _ROPE_TYPES:
+        raise part.error(field, f"is {kind!r}; known rope scalings: {', '.join(_ROPE_TYPES)}")
+    theta = part.raw("rope_theta") if part.has("rope_theta") else theta
+    holder = part if part.has("partial_rotary_factor") else facts
+    partial = holder.number("partial_rotary_factor", (1e-3, 1.0), 1.0)
+    scaled = kind in ("linear", "llama3")
+    return RopeConfig(
+        theta=Facts(facts.model, {"rope_theta": theta}).number("rope_theta", THETA),
+        rotary_dim=int(head_dim * partial),
+        scaling=kind if kind in ("linear", "llama3") else "none",  # type: ignore[arg-type]
+        factor=part.number("factor", FACTOR) if scaled else 1.0,
+        low_freq_factor=part.number("low_freq_factor", FACTOR) if kind == "llama3" else 1.0,
+        high_freq_factor=part.number("high_freq_factor", FACTOR) if kind == "llama3" else 4.0,
+        original_context=part.integer("original_max_position_embeddings", CONTEXT) if kind == "llama3" else 8192,
+    )
