@@ -1,0 +1,51 @@
+"""One step on one device: obey the plan's table changes, prepare, run the program, sample. Called by `engine` once a step.
+
+It does not know why: which rows, which pages and how many tokens are the plan's matter. All state between steps lies in the
+request table and in the executor's pages.
+"""
+
+from sayfa.base.clock import Clock, SystemClock
+from sayfa.base.step import RunnerOutput, SchedulerOutput
+from sayfa.nn.program.executor import Executor
+from sayfa.runner.prepare import prepare
+from sayfa.runner.request_table import RequestTable
+from sayfa.runner.sampler import Draw, Sampler
+
+
+class ModelRunner:
+    """Executes plans on one executor; pages must have been allocated. `clock` only times the parts of a step."""
+
+    def __init__(self, executor: Executor, table: RequestTable, draw: Draw, clock: Clock | None = None) -> None:
+        self._executor = executor
+        self._table = table
+        self._clock = clock or SystemClock()
+        self._sampler = Sampler(table, draw)
+
+    def execute(self, plan: SchedulerOutput) -> RunnerOutput:
+        """Do one step, in the plan's order: forget, new, added_pages, copies, rows.
+
+        Raises ValueError if the plan contradicts the table. If the computation itself raises, the table changes have been made and
+        no token has been noted, so parts of `rows` can be executed again by plans that hold nothing else.
+        """
+        for row in plan.forget:
+            self._table.forget(row)
+        for new in plan.new:
+            self._table.put(new)
+        for row, pages in plan.added_pages:
+            self._table.add_pages(row, pages)
+        if plan.copies:
+            self._executor.copy_pages(plan.copies)
+        if not plan.rows:
+            return RunnerOutput(step=plan.step)
+        begun = self._clock.monotonic()
+        prepared = prepare(plan.rows, self._table)
+        ready = self._clock.monotonic()
+        logits = self._executor.run(prepared.batch)
+        computed = self._clock.monotonic()
+        rows = self._sampler.sample(logits, prepared)
+        timings = {
+            "prepare": ready - begun,
+            "forward": computed - ready,
+            "sample": self._clock.monotonic() - computed,
+        }
+        return RunnerOutput(step=plan.step, rows=rows, timings=timings)
