@@ -13,14 +13,13 @@ Source: the GGUF specification, versions 2 and 3 (https://github.com/ggml-org/gg
 """
 
 import math
-import mmap
 import os
 import struct
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from sayfa.base.errors import WeightFileError
+from sayfa.base.mapped_file import MappedFile, check_disjoint
 
 # Type name -> (values in a block, bytes of a block). The only types that the reader lets pass.
 BLOCK_SIZES: dict[str, tuple[int, int]] = {
@@ -105,15 +104,14 @@ class GgufArray:
 
 
 class GgufFile:
-    """An open GGUF file: metadata, tensors by name, and the read-only map of the whole file."""
+    """An open GGUF file: metadata, and tensors by name. `mmap` shows the whole file, read-only."""
 
-    def __init__(self, name: str, metadata: dict[str, Any], tensors: dict[str, GgufTensor], fd: int, map_: mmap.mmap):
-        self.name = name
+    def __init__(self, file: MappedFile, metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> None:
+        self.name = file.name
         self.metadata = metadata
         self.tensors = tensors
-        self.mmap = map_
-        self._fd = fd
-        self._size = len(map_)
+        self.mmap = file.view
+        self._file = file
 
     def strings(self, key: str) -> list[str]:
         """Decode the array of strings under `key`; raises WeightFileError when it is absent or something else."""
@@ -133,22 +131,12 @@ class GgufFile:
         return items
 
     def data(self, tensor: GgufTensor) -> memoryview:
-        """Give the raw bytes of a tensor, read-only and not copied.
-
-        The size is looked at again, since reading a map beyond the end of a file that shrank kills the process.
-        """
-        if os.fstat(self._fd).st_size < self._size:
-            raise WeightFileError(self.name, tensor.name, "the file became shorter while it was open")
-        return memoryview(self.mmap)[tensor.offset : tensor.offset + tensor.num_bytes]
+        """Give the raw bytes of a tensor, read-only and not copied."""
+        return self._file.data(tensor.name, tensor.offset, tensor.num_bytes)
 
     def close(self) -> None:
-        """Close the descriptor; the map lives on as long as somebody looks at it."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __del__(self) -> None:
-        self.close()
+        """Close the descriptor; views of the map stay good, `data` does not."""
+        self._file.close()
 
 
 class _Reader:
@@ -248,37 +236,11 @@ class _Reader:
 
 def read_gguf(path: str | os.PathLike[str]) -> GgufFile:
     """Open, map and check a GGUF file. Raises WeightFileError naming the file (without its folder) and the field."""
-    name = Path(path).name
-    fd, map_ = _open_map(path, name)
-    try:
-        reader = _Reader(name, memoryview(map_))
-        num_tensors, num_keys = _read_start(reader)
-        metadata = dict(_read_metadata(reader, num_keys))
-        alignment = _alignment(reader, metadata)
-        tensors = _read_tensors(reader, num_tensors, alignment)
-    except BaseException:
-        os.close(fd)
-        raise
-    return GgufFile(name, metadata, tensors, fd, map_)
-
-
-def _open_map(path: str | os.PathLike[str], name: str) -> tuple[int, mmap.mmap]:
-    try:
-        fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-    except OSError as error:
-        raise WeightFileError(name, "file", f"cannot be opened ({error.strerror})") from None
-    try:
-        # The size is asked of the open descriptor, so that a file exchanged in between cannot deceive.
-        size = os.fstat(fd).st_size
-        if size < 24:
-            raise WeightFileError(name, "file", f"has {size} bytes, but a GGUF header alone has 24")
-        return fd, mmap.mmap(fd, size, access=mmap.ACCESS_READ)
-    except (OSError, ValueError):
-        os.close(fd)
-        raise WeightFileError(name, "file", "cannot be mapped; is it a regular file?") from None
-    except BaseException:
-        os.close(fd)
-        raise
+    file = MappedFile(path, min_bytes=24)
+    reader = _Reader(file.name, file.view)
+    num_tensors, num_keys = _read_start(reader)
+    metadata = dict(_read_metadata(reader, num_keys))
+    return GgufFile(file, metadata, _read_tensors(reader, num_tensors, _alignment(reader, metadata)))
 
 
 def _read_start(reader: _Reader) -> tuple[int, int]:
@@ -358,12 +320,3 @@ def _type_name(reader: _Reader, tensor: str, type_id: int) -> str:
     if type_name not in BLOCK_SIZES:
         raise reader.error(tensor, f"has the type {type_name}, which is not supported; known: {', '.join(BLOCK_SIZES)}")
     return type_name
-
-
-def check_disjoint(ranges: Iterator[tuple[int, int, str]], error: Callable[[str, str], WeightFileError]) -> None:
-    """Raise `error(name, problem)` if two of the (start, end, name) ranges share a byte. Used by safetensors too."""
-    last_end, last_name = 0, ""
-    for start, end, name in sorted(ranges):
-        if start < last_end:
-            raise error(name, f"lies over the bytes of {last_name}")
-        last_end, last_name = end, name
