@@ -1,7 +1,7 @@
-"""Tiny models made in code: one of each family with random weights, and the successor model that emits a fixed table of tokens.
+"""Tiny models made in code: random ones of each family, and the successor model that emits a fixed table of tokens.
 
-`make_tiny` uses transformers (the oracle of the laws); `make_successor` only numpy and safetensors, in well under a second.
-Both write a folder in Hugging Face format with a tokenizer.
+`make_tiny` uses transformers (the oracle of the laws); `make_successor` only numpy and safetensors, in well under a
+second. Both write a folder in Hugging Face format with a tokenizer.
 """
 
 import json
@@ -35,9 +35,11 @@ _SHAPE: dict[str, Any] = {
 
 
 def make_tiny(family: str, folder: Path, seed: int = 0, **shape: Any) -> Path:
-    """Write a random model of a family; `shape` overrides config fields. Weights are large enough to disagree loudly."""
-    import torch  # noqa: PLC0415  only the laws that compare with transformers pay for these imports
-    import transformers  # noqa: PLC0415
+    """Write a random model of a family; `shape` overrides config fields. Weights are large enough to disagree
+    loudly.
+    """
+    import torch
+    import transformers
 
     maker, special = _family(transformers, family)
     fields = {**_SHAPE, **special, **shape}
@@ -87,10 +89,11 @@ def _family(transformers: Any, family: str) -> tuple[Any, dict[str, Any]]:
 def make_successor(
     folder: Path, following: dict[int, int], vocab_size: int = 288, *, max_context: int = 512, default: int = 257
 ) -> Path:
-    """Write a llama whose greedy text is a table: after token t comes `following[t]`, or `default` where t is not named.
+    """Write a llama whose greedy text is a table: after token t comes `following[t]`, or `default` where t is not
+    named.
 
-    Attention and MLP outputs are zero, the embedding is a diagonal, and row j of the head is the sum of the embeddings of the
-    tokens that j follows. So logits depend on the last token alone, and the wanted one leads by a wide margin.
+    Attention and MLP outputs are zero, the embedding is a diagonal, and row j of the head is the sum of the embeddings
+    of the tokens that j follows. So logits depend on the last token alone, and the wanted one leads by a wide margin.
     """
     hidden = -(-vocab_size // 32) * 32
     embedding = np.zeros((vocab_size, hidden), np.float32)
@@ -128,8 +131,8 @@ def make_successor(
 def make_successor_text(folder: Path, pieces: list[bytes], *, max_context: int = 512) -> Path:
     """Write a successor model that answers any prompt with `pieces`, one token each, then its end token.
 
-    Each piece is a token of its own even where it is a part of a character; a piece may come once only, because the table knows
-    nothing but the last token. Ids: 0–255 bytes, 256–259 specials, 260… the pieces.
+    Each piece is a token of its own even where it is a part of a character; a piece may come once only, because the
+    table knows nothing but the last token. Ids: 0–255 bytes, 256–259 specials, 260… the pieces.
     """
     if len(set(pieces)) != len(pieces) or any(len(piece) < 2 for piece in pieces):
         raise ValueError("pieces must be distinct and longer than a byte: single bytes are tokens of the prompt")
@@ -154,8 +157,8 @@ def write_tokenizer(folder: Path, vocabulary: dict[str, int]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BOS, "eos_token": EOS, "chat_template": CHAT_TEMPLATE,
-        "model_max_length": 512, "clean_up_tokenization_spaces": False,
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BOS, "eos_token": EOS,
+        "chat_template": CHAT_TEMPLATE, "model_max_length": 512, "clean_up_tokenization_spaces": False,
     }  # fmt: skip
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [257, 259], "bos_token_id": 256}))

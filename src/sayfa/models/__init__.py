@@ -1,7 +1,7 @@
 """The table of model families, and the two verbs on a checkpoint: describe it as a program, and identify its content.
 
-A family is one file with `build(config, weights, num_positions) -> Program`; others may add theirs under the entry-point group
-`sayfa.models`.
+A family is one file with `build(config, weights, num_positions) -> Program`; others may add theirs under the entry-
+point group `sayfa.models`.
 """
 
 import hashlib
@@ -12,7 +12,8 @@ import msgspec
 from sayfa.base.errors import ConfigError, ModelError
 from sayfa.base.model_config import ModelConfig
 from sayfa.base.registry import Registry
-from sayfa.models.weights import TensorSource, Weights
+from sayfa.models.formats.source import TensorSource
+from sayfa.models.weights import Weights
 from sayfa.nn.program.program import Program
 
 MODELS = Registry(
@@ -48,11 +49,12 @@ def load_program(
 
 
 def content_digest(source: TensorSource, config: ModelConfig) -> str:
-    """Identify a checkpoint by content, in hex: the facts, each tensor's name, shape, type and size, and samples of its bytes.
+    """Identify a checkpoint by content, in hex: the facts, each tensor's name, shape, type and size, and samples of its
+    bytes.
 
-    The first, middle and last 4 KiB of each tensor are hashed, not all of it: gigabytes would delay every start by seconds. Two
-    checkpoints that differ only between the samples of every tensor would be taken for one; training or quantizing
-    anew changes bytes everywhere, so this does not happen by itself.
+    The first, middle and last 4 KiB of each tensor are hashed, not all of it: gigabytes would delay every start by
+    seconds. Two checkpoints that differ only between the samples of every tensor would be taken for one; training or
+    quantizing anew changes bytes everywhere, so this does not happen by itself.
     """
     digest = hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(config, digest="", name="")))
     for name in sorted(source.names()):

@@ -1,7 +1,7 @@
 """Metadata of a GGUF file → ModelConfig. Called by `models.config` only.
 
-A GGUF file differs from a Hugging Face folder in four ways that matter here: Llama's q and k are stored for rotary pairs of
-neighbours ("adjacent"), Gemma's norms already hold their plus one, a tied head is simply absent, and Llama 3's
+A GGUF file differs from a Hugging Face folder in four ways that matter here: Llama's q and k are stored for rotary
+pairs of neighbours ("adjacent"), Gemma's norms already hold their plus one, a tied head is simply absent, and Llama 3's
 rope scaling may come as a tensor of divisors.
 """
 

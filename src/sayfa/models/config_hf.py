@@ -1,7 +1,7 @@
 """config.json of a Hugging Face folder → ModelConfig. Called by `models.config` only.
 
-Both spellings of the rope facts are read: `rope_theta` + `rope_scaling` (files before 2026) and `rope_parameters`. What a file
-asks for and we do not serve is refused by name; nothing is ignored that would change an answer.
+Both spellings of the rope facts are read: `rope_theta` + `rope_scaling` (files before 2026) and `rope_parameters`. What
+a file asks for and we do not serve is refused by name; nothing is ignored that would change an answer.
 """
 
 import math
@@ -13,7 +13,8 @@ from sayfa.base.model_config import ModelConfig, RopeConfig
 from sayfa.models.facts import CONTEXT, COUNT, EPS, FACTOR, SIZE, THETA, WINDOW, Facts
 
 _ARCHITECTURES = {
-    "llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3", "gemma3_text": "gemma3",
+    "llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3",
+    "gemma3": "gemma3", "gemma3_text": "gemma3",
 }  # fmt: skip
 _ROPE_TYPES = ("default", "none", "linear", "llama3")
 _ACTIVATIONS: dict[str, Literal["silu", "gelu_tanh"]] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -33,7 +34,7 @@ def config_from_hf(facts: Facts) -> ModelConfig:
         facts.model = name
         dtype = dtype or facts.raw("dtype") or facts.raw("torch_dtype")
     for field in ("quantization_config", "mlp_bias", "num_local_experts", "num_experts", "attn_logit_softcapping",
-                  "final_logit_softcapping", "use_bidirectional_attention", "pretraining_tp_split"):  # fmt: skip
+                  "final_logit_softcapping", "use_bidirectional_attention"):  # fmt: skip
         facts.refuse_if(field, _NOT_SERVED)
     num_heads = facts.integer("num_attention_heads", COUNT)
     hidden = facts.integer("hidden_size", SIZE)

@@ -1,7 +1,7 @@
 """Typed, range-checked reading of a model's facts, whether they come from config.json or from GGUF metadata.
 
-Called by `models.config_hf` and `models.config_gguf`. Every number is checked before anything is built from it, and each
-refusal names the model, the field, the value and the range (threat T07).
+Called by `models.config_hf` and `models.config_gguf`. Every number is checked before anything is built from it, and
+each refusal names the model, the field, the value and the range (threat T07).
 """
 
 import math

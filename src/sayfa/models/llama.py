@@ -1,7 +1,7 @@
-"""Llama 2 and 3, Mistral and SmolLM: pre-norm blocks, grouped-query attention, rotary positions, SiLU-gated feed-forward.
+"""Llama 2 and 3, Mistral and SmolLM: pre-norm blocks, grouped-query attention, rotary positions, SiLU-gated MLP.
 
-Sources: Touvron et al., LLaMA (2023); Dubey et al., The Llama 3 Herd of Models (2024); Jiang et al., Mistral 7B (2023), which
-adds a sliding window to each layer.
+Sources: Touvron et al., LLaMA (2023); Dubey et al., The Llama 3 Herd of Models (2024); Jiang et al., Mistral 7B (2023),
+which adds a sliding window to each layer.
 """
 
 from sayfa.base.model_config import ModelConfig

@@ -1,34 +1,18 @@
-"""Tensor names → the matrices and vectors that a model file asks for by role. Nothing is copied: matrices stay in the file's map.
+"""Tensor names → the matrices and vectors that a model file asks for by role. Matrices stay in the file's map.
 
-Called by the model files through `Weights`. Knows the two naming schemes (Hugging Face, GGUF), checks every shape against the
-model's facts, and at the end that no tensor of the file was left unread: an unread bias would be a silently wrong model.
+Called by the model files through `Weights`. Knows the two naming schemes (Hugging Face, GGUF), checks every shape
+against the model's facts, and at the end that no tensor of the file was left unread: an unread bias would be a silently
+wrong model.
 """
 
-from typing import Protocol
-
 import numpy as np
-from numpy.typing import NDArray
 
 from sayfa.base.errors import ModelError
 from sayfa.base.model_config import ModelConfig
 from sayfa.models.formats.dequant import dequantize
+from sayfa.models.formats.source import TensorSource
 from sayfa.nn.layers.attention import AttentionWeights
 from sayfa.nn.program.program import Vector, Weight, WeightPiece
-
-
-class TensorSource(Protocol):
-    """An open weight file, or several that belong together."""
-
-    def names(self) -> list[str]: ...
-
-    def info(self, name: str) -> tuple[tuple[int, ...], str]:
-        """Shape (rows first) and type name."""
-        ...
-
-    def read(self, name: str) -> NDArray[np.uint8]:
-        """Raw bytes, a view of the memory map."""
-        ...
-
 
 # role → name in a Hugging Face folder (after the prefix that all its tensors share), name in a GGUF file
 _MODEL_NAMES = {
@@ -118,8 +102,8 @@ class Weights:
         )
         if unread:
             raise ModelError(
-                f"{self._config.name}: {len(unread)} tensors have no place in a {self._config.architecture} model, the first "
-                f"is {unread[0]!r}; the checkpoint is of another kind than its configuration says"
+                f"{self._config.name}: {len(unread)} tensors have no place in a {self._config.architecture} model, the "
+                f"first is {unread[0]!r}; the checkpoint is of another kind than its configuration says"
             )
 
     # ------------------------------------------------------------------------------------------- names
@@ -152,7 +136,8 @@ class Weights:
         query, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         matrices = {
             "embedding": (c.vocab_size, c.hidden_size), "head": (c.vocab_size, c.hidden_size),
-            "q": (query, c.hidden_size), "k": (kv, c.hidden_size), "v": (kv, c.hidden_size), "out": (c.hidden_size, query),
+            "q": (query, c.hidden_size), "k": (kv, c.hidden_size), "v": (kv, c.hidden_size),
+            "out": (c.hidden_size, query),
             "gate": (c.intermediate_size, c.hidden_size), "up": (c.intermediate_size, c.hidden_size),
             "down": (c.hidden_size, c.intermediate_size),
         }  # fmt: skip

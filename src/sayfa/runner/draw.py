@@ -5,9 +5,9 @@ Called by `sampler` where the native draw is not there. It knows no requests: a 
 The rule, row by row:
   1. a NaN, a +inf or nothing but -inf makes the token -1 (a -inf alone is a masked id);
   2. temperature below 1e-5: the largest logit, the lowest id among equals;
-  3. else logits / temperature; keep the top_k largest (at the border lower ids first); softmax over them; drop p < min_p * p_max;
-     keep the smallest set of largest p whose sum reaches top_p (lower ids first), at least one; then walk the survivors in
-     ascending id and take the first whose cumulative sum (float64) exceeds uniform * total.
+  3. else logits / temperature; keep the top_k largest (at the border lower ids first); softmax over them; drop
+     p < min_p * p_max; keep the smallest set of largest p whose sum reaches top_p (lower ids first), at least one;
+     then walk the survivors in ascending id and take the first whose cumulative sum (float64) exceeds uniform * total.
 Log-probabilities are those of the logits as they are handed in: before temperature and truncation.
 """
 
@@ -22,7 +22,10 @@ LOGPROB_FLOOR = -9999.0
 
 @dataclass(frozen=True)
 class DrawColumns:
-    """What each of R rows asks. top_k <= 0 is off; num_top -1: no log-probabilities, 0: the chosen one's, k: k best too."""
+    """What each of R rows asks, as columns [R].
+
+    top_k: 0 or less is off. num_top: -1 no log-probabilities, 0 the chosen token's, k also those of the k best.
+    """
 
     temperature: NDArray[np.float32]
     top_p: NDArray[np.float32]
@@ -68,7 +71,7 @@ def draw(logits: NDArray[np.float32], columns: DrawColumns) -> Drawn:
 def score_token(
     row: NDArray[np.float32], token: int, num_top: int
 ) -> tuple[float, int, NDArray[np.int64], NDArray[np.float64]]:
-    """Log-probability and rank of `token` (1 = most likely), and ids and log-probabilities of the `num_top` most likely."""
+    """Give log-probability and rank of `token` (1 = most likely), and the `num_top` best ids with theirs."""
     wide = row.astype(np.float64)
     peak = wide.max()
     normaliser = peak + np.log(np.exp(wide - peak).sum())

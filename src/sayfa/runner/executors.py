@@ -1,7 +1,7 @@
 """Choose what runs a program: the native executor where it can, else the reference, never in silence.
 
-Called by `engine.build` and `llm`. Neither executor is imported before it is chosen, so a process that runs natively never
-loads torch.
+Called by `engine.build` and `llm`. Neither executor is imported before it is chosen, so a process that runs natively
+never loads torch.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""One step on one device: obey the plan's table changes, prepare, run the program, sample. Called by `engine` once a step.
+"""One step on one device: obey the plan's table changes, prepare, run the program, sample. Called by `engine`.
 
-It does not know why: which rows, which pages and how many tokens are the plan's matter. All state between steps lies in the
-request table and in the executor's pages.
+It does not know why: which rows, which pages and how many tokens are the plan's matter. All state between steps lies in
+the request table and in the executor's pages.
 """
 
 from sayfa.base.clock import Clock, SystemClock
@@ -24,8 +24,8 @@ class ModelRunner:
     def execute(self, plan: SchedulerOutput) -> RunnerOutput:
         """Do one step, in the plan's order: forget, new, added_pages, copies, rows.
 
-        Raises ValueError if the plan contradicts the table. If the computation itself raises, the table changes have been made and
-        no token has been noted, so parts of `rows` can be executed again by plans that hold nothing else.
+        Raises ValueError if the plan contradicts the table. If the computation itself raises, the table changes have
+        been made and no token has been noted, so parts of `rows` can be executed again by plans that hold nothing else.
         """
         for row in plan.forget:
             self._table.forget(row)

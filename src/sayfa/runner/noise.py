@@ -1,5 +1,6 @@
-"""Noise of the draw, keyed by (seed, position) and by nothing else: the same answer alone or in a crowd, before and after a
-preemption. Called by `sampler`.
+"""Noise of the draw, keyed by (seed, position) and by nothing else. Called by `sampler`.
+
+So an answer is the same alone or in a crowd, and the same after a preemption.
 
 A counter-based generator: two rounds of the splitmix64 finaliser (Steele, Lea, Flood 2014) over seed and position.
 """

@@ -1,7 +1,7 @@
 """Plan + table → the flat arrays of one step; nothing else. Called by `model_runner`.
 
-All rows' tokens lie end to end, no padding, no phases; a row of one token and a row of 512 are the same thing. Each plan is
-checked against the table first, because past the native executor's door a wrong index is a crash.
+All rows' tokens lie end to end, no padding, no phases; a row of one token and a row of 512 are the same thing. Each
+plan is checked against the table first, because past the native executor's door a wrong index is a crash.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,8 @@ Ints = NDArray[np.int32]
 class Prepared:
     """One step: the batch, and per scheduled row [S] its table row, where it ends, and which logits are its own.
 
-    end: position after the row's last token. logit_start [S + 1]: row s owns logits [logit_start[s], logit_start[s + 1]).
+    end: position after the row's last token.
+    logit_start [S + 1]: row s owns the logits [logit_start[s], logit_start[s + 1]).
     samples [S] bool: whether a token is drawn from the last of them.
     """
 
@@ -36,7 +37,8 @@ def prepare(scheduled: list[ScheduledRow], table: RequestTable) -> Prepared:
     columns = np.array([(r.row, r.start, r.count, r.num_logits, r.sample) for r in scheduled], np.int32).T
     rows, start, count, num_logits, samples = np.ascontiguousarray(columns)
     end = start + count
-    _check(rows, start, count, num_logits, samples, table)
+    wrong = (start < 0) | (count < 1) | (num_logits < samples) | (num_logits > count)
+    _check(rows, end, wrong, table)
     query_start = _starts(count)
     if len(rows) == query_start[-1]:  # decode only: one token a row
         row_of_token, positions = rows, start
@@ -71,18 +73,18 @@ def _last_of_each(query_end: Ints, num_logits: Ints, logit_start: Ints) -> Ints:
     return np.arange(logit_start[-1], dtype=np.int32) + np.repeat(query_end - logit_start[1:], num_logits)
 
 
-def _check(rows: Ints, start: Ints, count: Ints, num_logits: Ints, samples: Ints, table: RequestTable) -> None:
+def _check(rows: Ints, end: Ints, wrong: NDArray[np.bool_], table: RequestTable) -> None:
     if ((rows < 0) | (rows >= table.max_rows)).any():
         raise ValueError(f"the plan names rows outside the table of {table.max_rows}: {rows.tolist()}")
-    end = start + count
-    wrong = (start < 0) | (count < 1) | (end > table.num_tokens[rows]) | (num_logits < samples) | (num_logits > count)
-    short = end > table.num_pages[rows] * table.page_size
     if wrong.any():
-        at = int(np.flatnonzero(wrong)[0])
+        raise ValueError(f"row {rows[wrong.argmax()]}: start, count and number of logits contradict each other")
+    missing = end > table.num_tokens[rows]
+    if missing.any():
+        row = rows[missing.argmax()]
         raise ValueError(
-            f"row {rows[at]}: the plan asks for {count[at]} tokens from {start[at]} with {num_logits[at]} logits, "
-            f"but the row has {table.num_tokens[rows[at]]} tokens"
+            f"row {row}: the plan goes to {end[missing.argmax()]}, the row has {table.num_tokens[row]} tokens"
         )
+    short = end > table.num_pages[rows] * table.page_size
     if short.any():
-        at = int(np.flatnonzero(short)[0])
-        raise ValueError(f"row {rows[at]}: {table.num_pages[rows[at]]} pages do not hold {end[at]} tokens")
+        row = rows[short.argmax()]
+        raise ValueError(f"row {row}: {table.num_pages[row]} pages do not hold {end[short.argmax()]} tokens")

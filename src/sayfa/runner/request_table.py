@@ -1,7 +1,7 @@
-"""The request table: a fixed row per running sequence, as numpy columns, so that a step is prepared without a loop over rows.
+"""The request table: a fixed row per running sequence, as numpy columns, so that no step loops over rows.
 
-Called by `model_runner` (changes), `prepare` and `sampler` (reading). It knows no scheduling: which row is free, which page
-belongs to whom, and how long a sequence may become is decided elsewhere and only obeyed here.
+Called by `model_runner` (changes), `prepare` and `sampler` (reading). It knows no scheduling: which row is free, which
+page belongs to whom, and how long a sequence may become is decided elsewhere and only obeyed here.
 
 Invariants, checked by `check()`:
   1. a row is live from `put` to `forget`; a dead row has no pages, no tokens and no counts;

@@ -1,8 +1,8 @@
 """Logits → tokens and log-probabilities, for the rows of one step. Called by `model_runner`.
 
-What a request may do to its logits happens here, in this order: repetition penalty (prompt and output), frequency and presence
-penalty (output only), bias, then masks (allowed ids, end tokens before `min_tokens`). The draw itself is handed in: the
-numpy one of `draw`, or its native twin. A row that fails ends alone; the others never notice.
+What a request may do to its logits happens here, in this order: repetition penalty (prompt and output), frequency and
+presence penalty (output only), bias, then masks (allowed ids, end tokens before `min_tokens`). The draw itself is
+handed in: the numpy one of `draw`, or its native twin. A row that fails ends alone; the others never notice.
 """
 
 from collections.abc import Callable

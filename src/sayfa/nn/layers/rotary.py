@@ -1,7 +1,7 @@
 """Rotary tables: a checkpoint's rope facts → cos and sin for each position. Called by the model files at load.
 
-Idea: Su et al., RoFormer (2021). "llama3" scaling keeps short wavelengths, divides long ones by `factor` and blends between,
-as published with Llama 3.1; "linear" divides all of them.
+Idea: Su et al., RoFormer (2021). "llama3" scaling keeps short wavelengths, divides long ones by `factor` and blends
+between, as published with Llama 3.1; "linear" divides all of them.
 """
 
 import math
@@ -36,8 +36,8 @@ def _llama3(plain: NDArray[np.float64], rope: RopeConfig) -> NDArray[np.float64]
 def rope_table(rope: RopeConfig, num_positions: int) -> RopeTable:
     """Make the table of one rope for positions [0, num_positions).
 
-    Angles are float32 products, as the models were trained and as the usual implementations compute them: at position 10,000
-    an angle of more precision would differ from theirs by up to 6e-4.
+    Angles are float32 products, as the models were trained and as the usual implementations compute them: at position
+    10,000 an angle of more precision would differ from theirs by up to 6e-4.
     """
     positions = np.arange(num_positions, dtype=np.float32)
     angles = positions[:, None] * inverse_frequencies(rope)[None, :]

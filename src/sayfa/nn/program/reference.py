@@ -5,8 +5,9 @@ Made by `runner.executors` only when chosen, because this is the one module that
 
 Law: the bits of a row do not depend on its neighbours, nor on how a prompt was cut. Three means keep it, all measured:
   1. torch runs on one thread, so no reduction is split by load;
-  2. every activation has its rows rounded up to a multiple of 8, and `Linear` multiplies exactly 8 rows at a time: the dense
-     product takes other paths for 1, 2, 3 or 5 rows, and element-wise loops treat their last elements by other code;
+  2. every activation has its rows rounded up to a multiple of 8, and `Linear` multiplies exactly 8 rows at a time: the
+     dense product takes other paths for 1, 2, 3 or 5 rows, and element-wise loops treat their last elements by other
+     code;
   3. attention is computed for one query token at a time, in a shape that follows from its position alone.
 """
 
@@ -79,7 +80,6 @@ class ReferenceExecutor:
             self._load(op)
         self._pages = torch.empty(0)
         self._activations: list[torch.Tensor] = []
-        self._batch: InputBatch | None = None
 
     # ------------------------------------------------------------------------------------------- protocol
 
@@ -103,7 +103,8 @@ class ReferenceExecutor:
     def bytes_per_page(self) -> int:
         """K and V of all layers for one page."""
         kv = self._program.kv
-        return 2 * kv.num_layers * self._page_size * kv.num_kv_heads * kv.head_dim * self._kv_dtype.itemsize
+        itemsize: int = self._kv_dtype.itemsize
+        return 2 * kv.num_layers * self._page_size * kv.num_kv_heads * kv.head_dim * itemsize
 
     def allocate_pages(self, num_pages: int) -> None:
         """Make the pages [layers, 2, pages, page_size, kv heads, dim]; memory is touched only when it is written."""
@@ -120,19 +121,19 @@ class ReferenceExecutor:
         """Fill all pages with NaN, so that a test sees any read of a slot that was never written."""
         self._pages.fill_(float("nan"))
 
-    @torch.inference_mode()
     def run(self, batch: InputBatch) -> NDArray[np.float32]:
         """Execute one step. Returns logits [L, V]. Raises ValueError if the batch is over the executor's bounds."""
         num_tokens, num_logits = len(batch.token_ids), len(batch.logit_rows)
         if num_tokens > self._max_tokens or num_logits > self._max_rows:
             raise ValueError(
-                f"batch of {num_tokens} tokens and {num_logits} logit rows, made for {self._max_tokens} and {self._max_rows}"
+                f"the step has {num_tokens} tokens and {num_logits} logit rows; the executor was made for "
+                f"{self._max_tokens} and {self._max_rows}"
             )
         rows = {"tokens": _round_up(num_tokens), "logits": _round_up(num_logits)}
-        self._batch = batch
         self._activations = [torch.zeros(rows[buffer.rows], buffer.width) for buffer in self._program.buffers]
-        for op in self._program.ops:
-            self._execute(op, batch)
+        with torch.inference_mode():
+            for op in self._program.ops:
+                self._execute(op, batch)
         logits: NDArray[np.float32] = self._activations[self._program.logits.index][:num_logits].numpy()
         return logits
 
