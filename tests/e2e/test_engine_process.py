@@ -1,4 +1,4 @@
-"""A real engine process behind the real client: answers, deaths, drains. The engine is a counting one, without a model."""
+"""A real engine process behind the real client: answers, deaths, drains. The engine counts; it has no model."""
 
 import asyncio
 import os

@@ -1,9 +1,11 @@
 """The engine process: load, say hello, then drain the inbox, step, send; until drained, told to end, or orphaned.
 
 Started by `wire.process_client` as `python -m sayfa.engine FD`; the first frame on that descriptor is the
-EngineConfig as JSON, later ones are `base.messages`. One thread, one loop, no asyncio. Must not know HTTP, text or users.
+EngineConfig as JSON, later ones are `base.messages`. One thread, one loop, no asyncio. Must not know HTTP, text or
+users.
 
-Exit codes: 0 ended as asked or the parent is gone; 1 the engine failed while serving; 2 it cannot start (settings, model).
+Exit codes: 0 ended as asked or the parent is gone; 1 the engine failed while serving; 2 it cannot start (settings,
+model).
 """
 
 import ctypes
@@ -154,9 +156,8 @@ class EngineLoop:
             self._send(refusal(request.id, error))
         except Exception:  # the border of a request: its failure is its own
             log.exception("request %s could not be taken", request.id)
-            self._send(
-                Refused(id=request.id, kind="overloaded", message="the request failed in the engine", code="engine_error")
-            )
+            sentence = "the request failed in the engine"
+            self._send(Refused(id=request.id, kind="overloaded", message=sentence, code="engine_error"))
 
     def _send(self, message: FromEngine) -> None:
         fault("process.before_send")
@@ -228,7 +229,7 @@ def _first_frame(connection: Connection) -> bytes:
     while not frames:
         frames = connection.receive(CONFIG_WAIT_S)
         if not frames:
-            raise ConfigError(f"no settings came within {CONFIG_WAIT_S:.0f} s; this program is started by `sayfa serve`")
+            raise ConfigError(f"no settings came within {CONFIG_WAIT_S:.0f} s; `sayfa serve` starts this program")
     return frames[0]
 
 
