@@ -98,6 +98,10 @@ class _Hub(BaseHTTPRequestHandler):
         name = self.path.rsplit("/", 1)[-1]
         if "/missing" in self.path:
             return 404, {"X-Error-Code": "RepoNotFound"}, b"{}"
+        if "/tree/" in self.path:
+            entries = [{"type": "file", "path": file, "size": len(body), "oid": hashlib.sha1(body).hexdigest()}
+                       for file, body in FILES.items()]  # fmt: skip
+            return 200, {"Content-Type": "application/json"}, json.dumps(entries).encode()
         if self.path.startswith("/api/models/"):
             facts = {"id": "owner/name", "sha": COMMIT, "siblings": [{"rfilename": file} for file in FILES]}
             return 200, {"Content-Type": "application/json"}, json.dumps(facts).encode()
@@ -146,7 +150,8 @@ def ask(name, home, server, **environment):
     environment = {**os.environ, "HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1",
                    "HF_HUB_DISABLE_TELEMETRY": "1", **environment}  # fmt: skip
     command = [sys.executable, "-c", code, name]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
