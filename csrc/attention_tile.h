@@ -1,0 +1,277 @@
+// The arithmetic of attention: products of a few query rows with a run of pages, softmax over one block of keys, and the
+// fold of blocks. Knows no batch, no work list and no threads.
+//
+// The law (a row's bits depend on that row alone) holds because the arithmetic is the same for one row and for a tile:
+// - keys are cut into blocks of kBlock at absolute positions; a block has its own largest score m, sum l and weighted
+//   values acc; blocks are folded in ascending order, always;
+// - a score is one chain over the dims, a weighted value one chain over the block's tokens, whatever the tile's size;
+// - keys outside a row's range get weight 0, which changes nothing, and are never multiplied with unwritten memory.
+// Block-wise softmax with a running fold: Milakov and Gimelshein 2018; Dao 2023 (FlashAttention-2).
+#pragma once
+
+#include <cmath>
+
+#include "kv_layout.h"
+#include "simd_math.h"
+
+namespace sayfa {
+namespace SAYFA_ISA {
+namespace {
+
+constexpr int kBlock = 256;               // keys whose softmax is computed at once; page sizes divide it
+constexpr int kRows = 36;                 // rows of a tile at most; a row is one query head of one token
+constexpr int kStride = kBlock + 32;      // elements between rows of queries and of weights
+constexpr int kScoreStride = kBlock + 16; // floats between rows of scores
+constexpr int kMaxPages = kBlock / 16;    // pages of a block at most
+
+// Registers: at most kColumns vectors of outputs by max_rows(columns) rows at once.
+constexpr int kColumns = W == 16 ? 4 : 2;
+constexpr int max_rows(int columns) {
+  return W == 16 ? (columns == 4 ? 6 : columns == 3 ? 8 : 12) : columns == 2 ? 4 : 8;
+}
+
+// How a pair (2i, 2i+1) of the left side meets a pair of rows of the right side. `A` is the left side's element.
+struct PlainPairs {
+  using A = float;
+  static constexpr int kDegree = 5;
+  struct Left {
+    Vf low, high;
+  };
+  struct Right {
+    Vf low, high;
+  };
+  static Left left(const A* a) { return {vset(a[0]), vset(a[1])}; }
+  static Vf dot(Vf sum, const Left& a, const Right& b) { return vfma(a.high, b.high, vfma(a.low, b.low, sum)); }
+  static void store(A* out, Vf x) { vstore(out, x); }
+};
+
+struct F32Pairs : PlainPairs {
+  static Right right(const uint8_t* b, int64_t pair_bytes) {
+    return {vload(reinterpret_cast<const float*>(b)), vload(reinterpret_cast<const float*>(b + pair_bytes / 2))};
+  }
+  static Right right_low(const uint8_t* b, int64_t) { return {vload(reinterpret_cast<const float*>(b)), vzero()}; }
+};
+
+#if defined(__AVX512BF16__)
+struct Bf16Pairs {
+  using A = uint16_t;
+  static constexpr int kDegree = 4;  // 2.8e-6, far below the rounding of the weights to bf16
+  using Left = __m512bh;
+  using Right = __m512bh;
+  static Left left(const A* a) {
+    int32_t pair;
+    std::memcpy(&pair, a, 4);
+    return (Left)_mm512_set1_epi32(pair);
+  }
+  static Right right(const uint8_t* b, int64_t) { return (Right)_mm512_loadu_si512(b); }
+  static Right right_low(const uint8_t* b, int64_t) {
+    return (Right)_mm512_and_si512(_mm512_loadu_si512(b), _mm512_set1_epi32(0xffff));
+  }
+  static Vf dot(Vf sum, Left a, Right b) { return _mm512_dpbf16_ps(sum, a, b); }
+  static void store(A* out, Vf x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), (__m256i)_mm512_cvtneps_pbh(x)); }
+};
+#else
+// Without the instruction: bf16 widened in registers, queries and weights stay float32.
+struct Bf16Pairs : PlainPairs {
+  static Right right(const uint8_t* b, int64_t) {
+    Lanes both;
+    std::memcpy(&both, b, sizeof both);
+    return {from_bits(both << 16), from_bits(both & iset(static_cast<int32_t>(0xffff0000)))};
+  }
+  static Right right_low(const uint8_t* b, int64_t pair_bytes) { return {right(b, pair_bytes).low, vzero()}; }
+};
+#endif
+
+template <KvType Type>
+struct PairsOf {
+  using Pairs = Bf16Pairs;  // int8 pages are unpacked to bf16, which holds them exactly
+};
+template <>
+struct PairsOf<KvType::f32> {
+  using Pairs = F32Pairs;
+};
+
+// ------------------------------------------------------------------------------------------------ products
+
+// Row pairs [begin, end) of one page's matrix; `ahead` is what to fetch meanwhile, laid out alike.
+struct Run {
+  const uint8_t* data;
+  const uint8_t* ahead;
+  int32_t begin, end;
+};
+
+struct Right {
+  const Run* runs;
+  int32_t num_runs;
+  bool odd;            // after the last run one more pair, of which only the first half counts
+  int64_t pair_bytes;  // from one pair of rows to the next
+};
+
+// c[R][Columns vectors] = a (pairs from the first run's begin) x right.
+template <class Pairs, int R, int Columns, bool Fetch>
+void product(const typename Pairs::A* a, const Right& right, int64_t offset, float* c, int64_t c_stride) {
+  Vf sum[R][Columns];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < Columns; ++v) sum[r][v] = vzero();
+  const int64_t pair_bytes = right.pair_bytes;
+  const uint8_t* b = nullptr;
+  for (int32_t i = 0; i < right.num_runs; ++i) {
+    const Run& run = right.runs[i];
+    b = run.data + run.begin * pair_bytes + offset;
+    const int64_t to_ahead = run.ahead - run.data;
+    for (int32_t pair = run.begin; pair < run.end; ++pair, a += 2, b += pair_bytes) {
+      typename Pairs::Right kv[Columns];
+#pragma GCC unroll 4
+      for (int v = 0; v < Columns; ++v) {
+        kv[v] = Pairs::right(b + v * W * 4, pair_bytes);
+        if (Fetch) __builtin_prefetch(b + to_ahead + v * W * 4, 0, 2);
+      }
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const typename Pairs::Left left = Pairs::left(a + r * kStride);
+#pragma GCC unroll 4
+        for (int v = 0; v < Columns; ++v) sum[r][v] = Pairs::dot(sum[r][v], left, kv[v]);
+      }
+    }
+  }
+  if (right.odd) {
+#pragma GCC unroll 4
+    for (int v = 0; v < Columns; ++v) {
+      const typename Pairs::Right kv = Pairs::right_low(b + v * W * 4, pair_bytes);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) sum[r][v] = Pairs::dot(sum[r][v], Pairs::left(a + r * kStride), kv);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < Columns; ++v) vstore(c + r * c_stride + v * W, sum[r][v]);
+}
+
+template <class Pairs, int R, int Columns>
+void product_rows(int rows, bool fetch, const typename Pairs::A* a, const Right& right, int64_t offset, float* c,
+                  int64_t c_stride) {
+  if constexpr (R == 0) {
+    (void)rows, (void)fetch, (void)a, (void)right, (void)offset, (void)c, (void)c_stride;
+  } else if (rows == R) {
+    if (fetch)
+      product<Pairs, R, Columns, true>(a, right, offset, c, c_stride);
+    else
+      product<Pairs, R, Columns, false>(a, right, offset, c, c_stride);
+  } else {
+    product_rows<Pairs, R - 1, Columns>(rows, fetch, a, right, offset, c, c_stride);
+  }
+}
+
+// All rows of a tile by `Columns` vectors, rows spread evenly over the register tiles. Only the first fetches ahead.
+template <class Pairs, int Columns>
+void product_columns(int rows, const typename Pairs::A* a, const Right& right, int64_t offset, float* c,
+                     int64_t c_stride) {
+  constexpr int kMost = max_rows(Columns);
+  const int tiles = (rows + kMost - 1) / kMost, step = (rows + tiles - 1) / tiles;
+  for (int r = 0; r < rows; r += step) {
+    const int count = rows - r < step ? rows - r : step;
+    product_rows<Pairs, kMost, Columns>(count, r == 0, a + r * kStride, right, offset, c + r * c_stride, c_stride);
+  }
+}
+
+// c[rows][columns vectors] = a x right, from vector `first` of the right side's rows.
+template <class Pairs>
+void product_all(int rows, int first, int columns, const typename Pairs::A* a, const Right& right, float* c,
+                 int64_t c_stride) {
+  const int tiles = (columns + kColumns - 1) / kColumns, step = tiles ? (columns + tiles - 1) / tiles : 1;
+  for (int v = 0; v < columns; v += step) {
+    const int64_t offset = static_cast<int64_t>(first + v) * W * 4;
+    const int count = columns - v < step ? columns - v : step;
+    if (count == 1) product_columns<Pairs, 1>(rows, a, right, offset, c + v * W, c_stride);
+    if (count == 2) product_columns<Pairs, 2>(rows, a, right, offset, c + v * W, c_stride);
+    if constexpr (kColumns == 4) {
+      if (count == 3) product_columns<Pairs, 3>(rows, a, right, offset, c + v * W, c_stride);
+      if (count == 4) product_columns<Pairs, 4>(rows, a, right, offset, c + v * W, c_stride);
+    }
+  }
+}
+
+// ------------------------------------------------------------------------------------------------ softmax
+
+// One row's scores of a block (log2 units) → weights. Keys [lo, hi) count; vectors [first, last) were computed for the
+// tile and all get a weight. key_scale and value_scale (int8 pages) hold one float per key.
+template <class Pairs, bool Scaled>
+void softmax_row(float* score, typename Pairs::A* weight, int first, int last, int lo, int hi, const float* key_scale,
+                 const float* value_scale, float* largest, float* sum) {
+  const float minus_infinity = -HUGE_VALF;
+  if (lo >= hi) {
+    for (int v = first; v < last; ++v) Pairs::store(weight + v * W, vzero());
+    *largest = minus_infinity;
+    *sum = 0;
+    return;
+  }
+  const int full_from = (lo + W - 1) / W, full_to = hi / W;  // vectors [full_from, full_to) lie inside
+  Vf best[2] = {vset(minus_infinity), vset(minus_infinity)};
+  for (int v = first; v < last; ++v) {
+    Vf x = vload(score + v * W);
+    if (Scaled) x = x * vload(key_scale + v * W);
+    const bool edge = v < full_from || v >= full_to;
+    if (edge) x = vkeep(x, lane_index(v * W), lo, hi, minus_infinity);
+    if (Scaled || edge) vstore(score + v * W, x);
+    best[v & 1] = vmax(best[v & 1], x);
+  }
+  const float top = hmax(vmax(best[0], best[1]));
+  Vf chain[4] = {};
+  for (int v = first; v < last; ++v) {
+    Vf x = vexp2<Pairs::kDegree>(vload(score + v * W) - vset(top));
+    chain[v & 3] = chain[v & 3] + x;
+    if (Scaled) {
+      x = x * vload(value_scale + v * W);
+      if (v < full_from || v >= full_to) x = vkeep(x, lane_index(v * W), lo, hi, 0.0f);
+    }
+    Pairs::store(weight + v * W, x);
+  }
+  *largest = top;
+  *sum = hsum((chain[0] + chain[1]) + (chain[2] + chain[3]));
+}
+
+// ------------------------------------------------------------------------------------------------ fold
+
+// What is known of one row after some blocks; values are acc[dim] beside it.
+struct RowState {
+  float largest, sum;
+};
+
+// Folds the next block into a row. A block without keys is a no-op.
+inline void fold(RowState& total, float* total_acc, const RowState& block, const float* block_acc, int64_t dim) {
+  if (block.largest == -HUGE_VALF && block.sum == 0) return;
+  const float largest = total.largest > block.largest ? total.largest : block.largest;
+  const Vf old = vexp2(vset(total.largest) - vset(largest)), now = vexp2(vset(block.largest) - vset(largest));
+  total.sum = total.sum * old[0] + block.sum * now[0];
+  total.largest = largest;
+  for (int64_t d = 0; d < dim; d += W) vstore(total_acc + d, vfma(vload(total_acc + d), old, vload(block_acc + d) * now));
+}
+
+// int8 → bf16, exactly; fetches `ahead` meanwhile.
+inline void unpack(const int8_t* in, const uint8_t* ahead, int64_t count, uint16_t* out) {
+  for (int64_t i = 0; i < count; i += 64) {
+    __builtin_prefetch(ahead + i, 0, 2);
+#pragma GCC unroll 4
+    for (int64_t j = i; j < i + 64; j += W) {
+      typedef int8_t Bytes __attribute__((vector_size(W)));
+      typedef uint16_t Halves __attribute__((vector_size(2 * W)));
+      Bytes bytes;
+      std::memcpy(&bytes, in + j, sizeof bytes);
+      const Vf x = vfloat(__builtin_convertvector(bytes, Lanes));
+#if defined(__AVX512BF16__)
+      const Halves halves = (Halves)_mm512_cvtneps_pbh(x);
+#else
+      typedef uint32_t Words __attribute__((vector_size(4 * W)));
+      const Halves halves = __builtin_convertvector((Words)x >> 16, Halves);
+#endif
+      std::memcpy(out + j, &halves, sizeof halves);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace SAYFA_ISA
+}  // namespace sayfa
