@@ -130,7 +130,8 @@ class Sampler:
             allowed[params.allowed_token_ids] = True
             logits[~allowed] = -np.inf
         if self._table.num_tokens[row] - self._table.num_prompt[row] < params.min_tokens:
-            logits[params.stop_token_ids + params.eos_token_ids] = -np.inf
+            stops = params.stop_token_ids if params.ignore_eos else params.stop_token_ids + params.eos_token_ids
+            logits[stops] = -np.inf
 
 
 def _penalise(logits: NDArray[np.float32], params: SamplingParams, counts: TokenCounts) -> None:
