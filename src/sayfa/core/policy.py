@@ -1,0 +1,125 @@
+"""Who is first, who may enter, who yields. Called by the scheduler; must not know pages, budgets or steps.
+
+Three policies behind one protocol:
+
+- `PriorityPolicy`: first come, first served inside a class; a class is ahead of the next one by a fixed number of
+  arrivals. That is aging without a clock: the place in the queue is fixed when a request arrives, and a request of
+  class p is overtaken by fewer than `class_lead` x (p - q) later ones of each class q < p, however long the load lasts.
+- `FairPolicy`: the same, with tenants taking turns by the tokens they ask for (start-time fair queueing; Goyal, Vin,
+  Cheng 1996), so that one tenant's flood delays the others by a bounded amount.
+- `StaticPolicy`: a batch is filled, closed and worked off before the next one starts. To compare with.
+"""
+
+from collections import OrderedDict
+from typing import Protocol
+
+from sayfa.core.sequence import RequestState, Sequence
+
+CLASS_LEAD = 64
+PREEMPTIONS_PER_CLASS = 4
+MAX_TENANTS = 4096
+
+
+class Policy(Protocol):
+    """What the scheduler asks of a policy. All answers depend on arguments and on earlier calls only."""
+
+    def order(self, state: RequestState) -> int:
+        """Return the place of a new request in the waiting queue; lower is earlier, ties go by arrival."""
+
+    def rank(self, sequence: Sequence) -> tuple[int, int, int]:
+        """Return the place of a sequence that enters among the running ones; the highest yields first."""
+
+    def may_enter(self, sequence: Sequence, num_running: int) -> bool:
+        """Whether this waiting sequence may enter in this step."""
+
+    def entered(self, sequence: Sequence) -> None:
+        """Take note that this sequence entered."""
+
+
+class PriorityPolicy:
+    """First come, first served in classes; see the module's head. `class_lead`: arrivals that a class is ahead by."""
+
+    def __init__(self, class_lead: int = CLASS_LEAD) -> None:
+        self.class_lead = class_lead
+
+    def order(self, state: RequestState) -> int:
+        """Return arrival number + class x lead."""
+        return state.number + state.request.priority * self.class_lead
+
+    def rank(self, sequence: Sequence) -> tuple[int, int, int]:
+        """Return (class, arrival, branch), so that the lowest class and in it the latest arrival yields first.
+
+        Each few preemptions lift a sequence by one class: even under a constant flood of better classes it ends.
+        """
+        lifted = sequence.state.request.priority - sequence.preempted // PREEMPTIONS_PER_CLASS
+        return lifted, sequence.state.number, sequence.branch
+
+    def may_enter(self, sequence: Sequence, num_running: int) -> bool:
+        """Any sequence may enter at any step."""
+        return True
+
+    def entered(self, sequence: Sequence) -> None:
+        """Nothing to note."""
+
+
+class FairPolicy(PriorityPolicy):
+    """Tenants take turns by tokens. `weights`: share of a tenant relative to 1.0 for those not named.
+
+    A request's start tag is the later of the virtual time and its tenant's last finish tag; the finish tag adds the
+    request's cost (prompt tokens x branches + tokens asked for) over the weight. Tags are ordered in whole tokens.
+    """
+
+    def __init__(self, weights: dict[str, float] | None = None, class_lead_tokens: int = CLASS_LEAD * 512) -> None:
+        super().__init__(class_lead_tokens)
+        self._weights = dict(weights or {})
+        self._finish: OrderedDict[str, int] = OrderedDict()
+        self._now = 0
+
+    def order(self, state: RequestState) -> int:
+        """Return the start tag + class x lead, in tokens."""
+        tenant = state.request.tenant
+        start = max(self._now, self._finish.pop(tenant, 0))
+        cost = state.num_prompt + state.max_tokens * state.params.n
+        self._finish[tenant] = start + max(1, round(cost / self._weights.get(tenant, 1.0)))
+        self._trim()
+        return start + state.request.priority * self.class_lead
+
+    def entered(self, sequence: Sequence) -> None:
+        """Move the virtual time to the start tag of the one that is served."""
+        state = sequence.state
+        self._now = max(self._now, state.order - state.request.priority * self.class_lead)
+
+    def _trim(self) -> None:
+        """Forget tenants whose tag is past, and beyond a bound those that came longest ago."""
+        while self._finish:
+            tenant, tag = next(iter(self._finish.items()))
+            if tag > self._now and len(self._finish) <= MAX_TENANTS:
+                return
+            del self._finish[tenant]
+
+
+class StaticPolicy(PriorityPolicy):
+    """Batches of `max_num_seqs`: who comes later waits until all of the batch have ended.
+
+    Rows that ended early cost nothing here, where a real static batch computes them on as padding; so the comparison
+    is kind to this policy.
+    """
+
+    def __init__(self, max_num_seqs: int) -> None:
+        super().__init__()
+        self._size = max_num_seqs
+        self._seats = 0
+
+    def may_enter(self, sequence: Sequence, num_running: int) -> bool:
+        """Whether the batch is still open; members that come back and further branches always may."""
+        if num_running == 0:
+            self._seats = self._size
+        return self._seats > 0 or self._is_member(sequence)
+
+    def entered(self, sequence: Sequence) -> None:
+        """Take a seat."""
+        if not self._is_member(sequence):
+            self._seats -= 1
+
+    def _is_member(self, sequence: Sequence) -> bool:
+        return sequence.preempted > 0 or sequence.branch > 0

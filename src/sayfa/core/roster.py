@@ -1,0 +1,189 @@
+"""Who is here: all requests, those that wait, those that run, the table rows, and the ways from one state to the next.
+
+Called by the scheduler, which decides; this file only carries out: enter, preempt, finish, spawn. Must not know budgets
+or steps.
+
+    add ─▸ WAITING ─ enter ─▸ RUNNING ─ finish ─▸ FINISHED
+              ▲                  │
+              └──── preempt ─────┘            (finish is also possible while waiting)
+
+Invariants (`check`): each open branch is in exactly one of `waiting` and `running`; `running` is sorted by rank; each
+row belongs to one running sequence or is free.
+"""
+
+from bisect import insort
+from operator import attrgetter
+
+from sayfa.base.messages import (
+    EngineOutput,
+    FinishReason,
+    RequestAdmitted,
+    RequestFinished,
+    RequestPreempted,
+    RequestQueued,
+    RequestTimes,
+)
+from sayfa.base.step import TokenLogprobs
+from sayfa.core.kv_cache import KvCache
+from sayfa.core.policy import Policy
+from sayfa.core.sequence import RequestState, Sequence, Status
+from sayfa.core.waiting import WaitingQueue
+
+_rank = attrgetter("rank")
+
+
+class Roster:
+    """State of all requests between steps. `forgotten`: rows freed since the scheduler last told the runner."""
+
+    def __init__(self, cache: KvCache, policy: Policy, num_rows: int) -> None:
+        self.requests: dict[str, RequestState] = {}
+        self.waiting = WaitingQueue()
+        self.running: list[Sequence] = []
+        self.forgotten: list[int] = []
+        self.outputs: list[EngineOutput] = []
+        """Last outputs of branches that ended outside `update`; delivered by the next one."""
+        self.num_preemptions = 0
+        self.finished: dict[str, int] = {}
+        """Branches by finish reason, since start."""
+        self._cache = cache
+        self._policy = policy
+        self._num_rows = num_rows
+        self._free_rows = list(range(num_rows - 1, -1, -1))
+
+    @property
+    def has_row(self) -> bool:
+        """Whether one more sequence could run."""
+        return bool(self._free_rows)
+
+    def open(self, state: RequestState) -> None:
+        """Take a new request in: its branch 0 waits."""
+        self._cache.open(state)
+        state.order = self._policy.order(state)
+        self.requests[state.request.id] = state
+        self.waiting.add(state.branch(0))
+        self._cache.events.append(RequestQueued(state.request.id, state.num_prompt))
+
+    def enter(self, sequence: Sequence, now_s: float) -> None:
+        """Let a waiting sequence run; its pages and `computed` are set already."""
+        self.waiting.remove(sequence)
+        if sequence.state.admitted_s is None:
+            sequence.state.admitted_s = now_s
+        sequence.status = Status.RUNNING
+        sequence.row = self._free_rows.pop()
+        sequence.rank = self._policy.rank(sequence)
+        insort(self.running, sequence, key=_rank)
+        self._policy.entered(sequence)
+        event = RequestAdmitted(sequence.id, sequence.branch, sequence.row, sequence.computed)
+        self._cache.events.append(event)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take pages and row from a running sequence; it waits at its old place and will compute its tokens again."""
+        self._leave(sequence)
+        sequence.status = Status.WAITING
+        sequence.preempted += 1
+        self.num_preemptions += 1
+        self.waiting.add(sequence)
+        self._cache.events.append(RequestPreempted(sequence.id, sequence.branch))
+
+    def spawn(self, state: RequestState) -> None:
+        """Let the other branches of a request wait, now that its prompt is computed."""
+        for number in range(len(state.branches), state.params.n):
+            self.waiting.add(state.branch(number))
+
+    def finish(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        now_s: float,
+        *,
+        tokens: list[int] | None = None,
+        logprobs: list[TokenLogprobs] | None = None,
+        prompt_logprobs: list[TokenLogprobs] | None = None,
+        stop_token: int | None = None,
+        error: str | None = None,
+        error_code: str | None = None,
+    ) -> EngineOutput:
+        """End a branch and return its last output. After an error its pages cannot be found again."""
+        if sequence.status is Status.RUNNING:
+            self._leave(sequence, keep=error is None)
+        elif sequence in sequence.state.branches and sequence.status is Status.WAITING:
+            self.waiting.remove(sequence)
+        sequence.status = Status.FINISHED
+        sequence.finish = reason
+        state = sequence.state
+        state.open_branches -= 1
+        if not state.open_branches:
+            del self.requests[state.request.id]
+        self.finished[reason] = self.finished.get(reason, 0) + 1
+        self._cache.events.append(RequestFinished(sequence.id, sequence.branch, reason))
+        return EngineOutput(
+            id=sequence.id,
+            branch=sequence.branch,
+            tokens=tokens or [],
+            logprobs=logprobs or [],
+            prompt_logprobs=prompt_logprobs or [],
+            finish=reason,
+            stop_token=stop_token,
+            error=error,
+            error_code=error_code,
+            num_prompt=state.num_prompt,
+            num_cached=state.num_cached,
+            times=_times(sequence, now_s),
+        )
+
+    def end(
+        self, state: RequestState, reason: FinishReason, now_s: float, error: str | None = None, code: str | None = None
+    ) -> list[EngineOutput]:
+        """End all open branches of a request, those that were not born yet included; return their last outputs."""
+        self.spawn(state)
+        return [
+            self.finish(branch, reason, now_s, error=error, error_code=code)
+            for branch in state.branches
+            if branch.status is not Status.FINISHED
+        ]
+
+    def sequences(self) -> list[Sequence]:
+        """Return all sequences that are not finished."""
+        return [*self.running, *self.waiting]
+
+    def check(self) -> None:
+        """Raise RuntimeError at the first broken invariant."""
+        self.waiting.check()
+        rows = sorted(self._free_rows + [sequence.row for sequence in self.running])
+        if rows != list(range(self._num_rows)):
+            raise RuntimeError(f"rows are lost or doubled: {rows}")
+        if self.running != sorted(self.running, key=_rank):
+            raise RuntimeError("the running sequences are out of rank")
+        places = {id(sequence): sequence for sequence in self.sequences()}
+        if len(places) != len(self.running) + len(self.waiting):
+            raise RuntimeError("a sequence runs and waits, or is listed twice")
+        for state in self.requests.values():
+            unborn = state.params.n - len(state.branches)
+            alive = [branch for branch in state.branches if branch.status is not Status.FINISHED]
+            if len(alive) + unborn != state.open_branches or not state.open_branches:
+                raise RuntimeError(f"{state.request.id} counts {state.open_branches} open branches wrongly")
+            for branch in alive:
+                if places.pop(id(branch), None) is None:
+                    raise RuntimeError(f"{branch.id}/{branch.branch} is open but neither waits nor runs")
+        if places:
+            raise RuntimeError(f"sequences without a request: {[sequence.id for sequence in places.values()]}")
+
+    def _leave(self, sequence: Sequence, *, keep: bool = True) -> None:
+        self.running.remove(sequence)
+        self._cache.release(sequence, keep=keep)
+        self._free_rows.append(sequence.row)
+        self.forgotten.append(sequence.row)
+        sequence.row = -1
+
+
+def _times(sequence: Sequence, now_s: float) -> RequestTimes:
+    """Split arrival → now into queue, prefill and decode. What a preemption costs is in the part it interrupted."""
+    state = sequence.state
+    admitted_s = now_s if state.admitted_s is None else state.admitted_s
+    first_s = now_s if sequence.first_token_s is None else sequence.first_token_s
+    return RequestTimes(
+        queue_s=admitted_s - state.arrival_s,
+        prefill_s=first_s - admitted_s,
+        decode_s=now_s - first_s,
+        preempted=sequence.preempted,
+    )

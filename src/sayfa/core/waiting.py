@@ -1,0 +1,66 @@
+"""The waiting queue: sequences in the order that the policy gave them, with the counts that bound it.
+
+Called by the scheduler only; must not know why somebody waits.
+
+Invariants: sorted by (order, arrival, branch); `num_tokens` is the sum of the waiting sequences' tokens;
+`num_new` and `num_new_tokens` count only requests that have never run (those bound the queue: one that ran and was
+preempted is never refused).
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from sayfa.core.sequence import Sequence
+
+
+class WaitingQueue:
+    """A sorted list; adding and removing cost a search and a move of pointers."""
+
+    def __init__(self) -> None:
+        self._sequences: list[Sequence] = []
+        self.num_tokens = 0
+        self.num_new = 0
+        self.num_new_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences)
+
+    def __getitem__(self, index: int) -> Sequence:
+        return self._sequences[index]
+
+    def add(self, sequence: Sequence) -> None:
+        """Put a sequence in its place."""
+        insort(self._sequences, sequence, key=_place)
+        self._count(sequence, 1)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out."""
+        index = bisect_left(self._sequences, _place(sequence), key=_place)
+        if index == len(self._sequences) or self._sequences[index] is not sequence:
+            raise RuntimeError(f"{sequence.id}/{sequence.branch} is not in the waiting queue")
+        del self._sequences[index]
+        self._count(sequence, -1)
+
+    def check(self) -> None:
+        """Raise RuntimeError at the first broken invariant."""
+        places = [_place(sequence) for sequence in self._sequences]
+        if places != sorted(set(places)):
+            raise RuntimeError("the waiting queue is out of order or names a sequence twice")
+        new = [len(sequence.tokens) for sequence in self._sequences if sequence.state.admitted_s is None]
+        counts = sum(len(sequence.tokens) for sequence in self._sequences), len(new), sum(new)
+        if counts != (self.num_tokens, self.num_new, self.num_new_tokens):
+            raise RuntimeError(f"the waiting queue counts {counts} wrongly")
+
+    def _count(self, sequence: Sequence, sign: int) -> None:
+        tokens = sign * len(sequence.tokens)
+        self.num_tokens += tokens
+        if sequence.state.admitted_s is None:
+            self.num_new += sign
+            self.num_new_tokens += tokens
+
+
+def _place(sequence: Sequence) -> tuple[int, int, int]:
+    return sequence.state.order, sequence.state.number, sequence.branch
