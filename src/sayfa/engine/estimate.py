@@ -1,0 +1,46 @@
+"""How long the queue takes: an honest Retry-After, and whether a deadline can still be met.
+
+Called by `engine.add`; learns from finished branches only. Must not know why things take long.
+"""
+
+import math
+import random
+from collections import deque
+
+REMEMBERED = 64
+MIN_FINISHED = 8
+"""With fewer finished branches than this nothing is promised or refused by estimate."""
+MAX_RETRY_S = 120
+JITTER = 0.25
+"""Part by which answers differ at random, so that refused clients do not come back together."""
+
+
+class QueueEstimate:
+    """Seconds between finished answers, over the last few of them."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._finished_s: deque[float] = deque(maxlen=REMEMBERED)
+
+    def note_finished(self, count: int, now_s: float) -> None:
+        """Learn that `count` answers ended at `now_s`."""
+        self._finished_s.extend([now_s] * min(count, REMEMBERED))
+
+    def forget(self) -> None:
+        """Start anew after an idle time, which is not how long answers take."""
+        self._finished_s.clear()
+
+    def wait_s(self, num_waiting: int, now_s: float) -> float | None:
+        """Seconds until `num_waiting` more answers will have ended, or None if that is not known yet."""
+        if len(self._finished_s) < MIN_FINISHED:
+            return None
+        interval_s = (now_s - self._finished_s[0]) / len(self._finished_s)
+        return interval_s * num_waiting
+
+    def retry_after_s(self, num_waiting: int, now_s: float) -> int:
+        """Whole seconds until half of the queue is gone, with jitter; at least 1, at most MAX_RETRY_S."""
+        wait_s = self.wait_s(num_waiting, now_s)
+        if wait_s is None:
+            return 1
+        factor = 1 + JITTER * (2 * self._rng.random() - 1)
+        return max(1, min(MAX_RETRY_S, math.ceil(wait_s / 2 * factor)))
