@@ -37,7 +37,10 @@ class Policy(Protocol):
 
 
 class PriorityPolicy:
-    """First come, first served in classes; see the module's head. `class_lead`: arrivals that a class is ahead by."""
+    """First come, first served in classes; see the module's head.
+
+    class_lead: arrivals that a class is ahead of the next; with 0 there are no classes.
+    """
 
     def __init__(self, class_lead: int = CLASS_LEAD) -> None:
         self.class_lead = class_lead
@@ -51,6 +54,8 @@ class PriorityPolicy:
 
         Each few preemptions lift a sequence by one class: even under a constant flood of better classes it ends.
         """
+        if not self.class_lead:
+            return 0, sequence.state.number, sequence.branch
         lifted = sequence.state.request.priority - sequence.preempted // PREEMPTIONS_PER_CLASS
         return lifted, sequence.state.number, sequence.branch
 

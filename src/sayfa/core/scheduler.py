@@ -349,10 +349,30 @@ class Scheduler:
         roster = self._roster
         return bool(roster.running or roster.waiting or roster.outputs or roster.forgotten)
 
+    def unstarted(self) -> list[str]:
+        """Return the ids of the requests that have not run yet, first come first."""
+        return [state.request.id for state in self._roster.requests.values() if state.admitted_s is None]
+
+    def open_branches(self) -> list[tuple[str, int]]:
+        """Return (request id, branch) of each answer that is still to end."""
+        return [pair for state in self._roster.requests.values() for pair in state.open()]
+
     @property
     def finished(self) -> dict[str, int]:
         """Ended branches by finish reason, since start."""
         return dict(self._roster.finished)
+
+    def unstarted(self) -> list[str]:
+        """Return the ids of requests that have never run, first in the queue first."""
+        return [sequence.id for sequence in self._roster.waiting if sequence.state.admitted_s is None]
+
+    def open_branches(self) -> list[tuple[str, int]]:
+        """Return (request id, branch) of every answer that is not complete, branches that do not exist yet included."""
+        open_ones: list[tuple[str, int]] = []
+        for request_id, state in self._roster.requests.items():
+            ended = {branch.branch for branch in state.branches if branch.finish is not None}
+            open_ones += [(request_id, branch) for branch in range(state.params.n) if branch not in ended]
+        return open_ones
 
     def take_events(self) -> tuple[int, list[Event]]:
         """Return (number of the first event, events since the last call); the numbers have no gaps."""

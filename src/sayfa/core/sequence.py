@@ -69,6 +69,11 @@ class RequestState:
         self.branches.append(sequence)
         return sequence
 
+    def open(self) -> list[tuple[str, int]]:
+        """Return (request id, branch) of each branch that has not ended, those that are not made yet included."""
+        ended = {branch.branch for branch in self.branches if branch.status is Status.FINISHED}
+        return [(self.request.id, number) for number in range(self.params.n) if number not in ended]
+
 
 class Sequence:
     """One branch of one request.
