@@ -1,4 +1,4 @@
-"""The EngineClient protocol without a process: the engine steps inside the caller's event loop. For tests and debugging.
+"""The EngineClient protocol without a process: the engine steps inside the event loop of its caller.
 
 It blocks the loop for as long as a step takes, which is why servers use `wire.process_client`.
 """
