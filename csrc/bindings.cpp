@@ -7,10 +7,12 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
 #include "program.h"
+#include "weight.h"
 
 namespace nb = nanobind;
 using namespace sayfa;
@@ -72,6 +74,82 @@ void bind_memory(nb::module_& m) {
       .def_prop_ro("address", [](const Pages& p) { return reinterpret_cast<Address>(p.block.data()); })
       .def_prop_ro("bytes", [](const Pages& p) { return p.block.bytes(); });
   nb::class_<Pool>(m, "Pool").def(nb::init<int>()).def_prop_ro("count", &Pool::count);
+}
+
+using PieceTuple = std::tuple<Address, int, int64_t>;  // address, type, rows
+
+std::vector<Piece> pieces_of(const std::vector<PieceTuple>& tuples) {
+  std::vector<Piece> pieces;
+  for (const auto& [address, type, num] : tuples) {
+    if (type < 0 || type >= kNumTensorTypes) throw std::invalid_argument("unknown tensor type");
+    pieces.push_back({at<const uint8_t>(address), static_cast<TensorType>(type), num});
+  }
+  return pieces;
+}
+
+void bind_weight(nb::module_& m) {
+  nb::class_<Weight> c(m, "Weight");
+  c.def("__init__", [](Weight* self, const std::vector<PieceTuple>& pieces, int64_t k, int floats, bool paired) {
+    new (self) Weight(pieces_of(pieces), k, floats, paired);
+  });
+  c.def_prop_ro("num_columns", &Weight::num_columns);
+  c.def_prop_ro("bytes", &Weight::bytes);
+  c.def_prop_ro("formats", &Weight::formats);
+  c.def("pack", [](Weight& w, Pool& pool, const std::string& isa, std::shared_ptr<Block> block, int64_t offset) {
+    const Kernels* kernels = kernels_or_throw(isa);
+    nb::gil_scoped_release released;
+    w.pack(pool, *kernels, std::move(block), offset);
+  });
+  m.def("can_pair", [](const PieceTuple& gate, const PieceTuple& up, int floats) {
+    const auto both = pieces_of({gate, up});
+    return Weight::can_pair(both[0], both[1], floats);
+  });
+  m.def("prepared_bytes", [](int64_t k, uint32_t formats) { return row_layout(k, formats).bytes; });
+}
+
+using NormTuple = std::tuple<Address, float>;  // weight (0: no norm), eps
+
+// At most so many rows are prepared by each worker for itself: below it a barrier costs more than the work.
+constexpr int64_t kSelfPrepareRows = 1;
+// Bytes of prepared rows that a block of rows may take: they stay in the second-level cache while panels pass by.
+constexpr int64_t kRowBlockBytes = 384 << 10;
+
+PrepareArgs prepare_args(MatTuple x, int space, NormTuple norm, int64_t k, uint32_t formats, Address out) {
+  return {mat(x), rows(space).space, at<float>(std::get<0>(norm)), std::get<1>(norm), row_layout(k, formats), at<uint8_t>(out)};
+}
+
+void add_linear(Program& p, std::shared_ptr<Weight> weight, MatTuple x, int space, NormTuple norm, uint32_t formats,
+                Address prepared, MatTuple out, int epilogue, Address bias) {
+  const auto chunks = std::make_shared<std::vector<Chunk>>(weight->chunks(p.pool()->count()));
+  LinearArgs args{};
+  args.input = prepare_args(x, space, norm, weight->k(), formats, prepared);
+  args.self_prepare_rows = kSelfPrepareRows;
+  args.row_block = std::max<int64_t>(48, kRowBlockBytes / std::max<int64_t>(1, args.input.layout.bytes));
+  if (!prepared) args.input.layout.f32 = 0;
+  args.segments = weight->segments().data();
+  args.chunks = chunks->data();
+  args.num_chunks = static_cast<int64_t>(chunks->size());
+  args.out = mat(out);
+  args.epilogue = static_cast<Epilogue>(epilogue);
+  args.bias = at<float>(bias);
+  p.pool()->reserve_scratch(static_cast<size_t>(args.input.layout.bytes * kSelfPrepareRows + weight->k() * 4));
+  p.add("linear", p.kernels().linear.linear, args, rows(space));
+  p.keep(weight);
+  p.keep(chunks);
+}
+
+void bind_linear(nb::class_<Program>& c) {
+  c.def("add_embed", [](Program& p, Address table, int type, int64_t vocab, int64_t width, float scale, MatTuple out) {
+    p.add("embed", p.kernels().linear.embed, EmbedArgs{at<void>(table), type, vocab, width, scale, mat(out)}, rows(0));
+  });
+  // Rows are prepared by this op for steps of more than kSelfPrepareRows rows; the products then read them.
+  c.def("add_prepare", [](Program& p, MatTuple x, int space, NormTuple norm, int64_t k, uint32_t formats, Address out) {
+    RowRange range = rows(space);
+    range.min = kSelfPrepareRows + 1;
+    p.pool()->reserve_scratch(static_cast<size_t>(k * 4));
+    p.add("prepare", p.kernels().linear.prepare, prepare_args(x, space, norm, k, formats, out), range);
+  });
+  c.def("add_linear", &add_linear);
 }
 
 void bind_small_ops(nb::class_<Program>& c) {
@@ -140,6 +218,7 @@ void bind_program(nb::module_& m) {
   c.def("join_last", &Program::join_last);
   c.def("set_timing", &Program::set_timing);
   c.def("timings", &Program::timings);
+  bind_linear(c);
   bind_small_ops(c);
   bind_attention(c);
   c.def(
@@ -191,6 +270,7 @@ NB_MODULE(_native, m) {
   m.def("op_kinds", &op_kinds);
   m.def("usable_cores", &usable_cores);
   bind_memory(m);
+  bind_weight(m);
   bind_program(m);
   m.def("sample", &sample);
 }

@@ -1,21 +1,122 @@
-// Weight products: packed panels, prepared (quantized) rows, and the table of kernels that each instruction set fills.
+// Weight products: packed panels, prepared rows, and the table of kernels that each instruction set fills.
 //
-// A weight [N, K] is a list of segments; a segment is a run of output columns with one format, packed in panels of 32
-// columns (64 for bf16) by all of K in reading order. See pack.h for the bytes.
+// A weight [N, K] is a list of segments; a segment is a run of output columns with one format, packed in panels by all of K
+// in reading order (types.h tells the formats, pack.cpp the bytes). Activations are prepared once a row for all the
+// formats that its consumers need: int8 in groups of 32 with scale and sums, bfloat16, or float32.
+//
+// Law: a row's result depends on the row and the weight alone. Integer sums are exact; float sums run along K in one chain
+// per row and column, whatever the number of rows in a tile.
 #pragma once
 
 #include "sayfa.h"
+#include "types.h"
 
 namespace sayfa {
 
+// Where the parts of one prepared row lie, in bytes from its start; -1: not made. q [K] int8; for each 32 of K: scale
+// float, neg32 = -8 * sum(q) int32, sum32 = scale * sum(q) float; for each 16 of K the same as neg16 and sum16.
+struct RowLayout {
+  int64_t k = 0;
+  int64_t q = -1, scale = -1, neg32 = -1, sum32 = -1, neg16 = -1, sum16 = -1;
+  int64_t bf16 = -1;
+  int64_t f32 = -1;
+  int64_t bytes = 0;  // a multiple of 64
+};
+
+struct Segment {
+  Format format;
+  bool paired;       // each panel holds as many gate columns as up columns, gate first: one result column for each pair
+  int64_t column;    // first output column
+  int64_t columns;   // output columns
+  int64_t panels;
+  int64_t bytes;     // of one panel
+  uint8_t* data;
+};
+
+// A run of panels of one segment: what a worker takes at once.
+struct Chunk {
+  int32_t segment;
+  int32_t first;
+  int32_t count;
+};
+
+enum class Epilogue : int32_t { store = 0, add = 1, silu_mul = 2, gelu_mul = 3 };
+
+// Row preparation: x [rows, K], normed first when norm_weight is there, to `out` rows `layout.bytes` apart.
+struct PrepareArgs {
+  Mat x;
+  RowSpace rows;
+  const float* norm_weight;
+  float eps;
+  RowLayout layout;
+  uint8_t* out;
+};
+
+struct LinearArgs {
+  PrepareArgs input;             // input.out is null: the kernels read float32 rows straight from x
+  int64_t self_prepare_rows;     // up to so many rows each worker prepares them for itself in its scratch memory
+  const Segment* segments;
+  const Chunk* chunks;
+  int64_t num_chunks;
+  int64_t row_block;             // rows whose prepared form fits the second-level cache
+  Mat out;
+  Epilogue epilogue;
+  const float* bias;             // [N] or null; not with the paired epilogues
+};
+
+// A source row of a weight: one output column of the product.
+struct Column {
+  const uint8_t* row;  // null: padding
+  TensorType type;
+};
+
+struct PackArgs {
+  Segment segment;
+  const Column* columns;  // [panels * columns of a panel]
+  int64_t k;
+};
+
 struct LinearTable {
   void (*embed)(const EmbedArgs&, const Batch&, const Worker&, Counter&);
+  void (*prepare)(const PrepareArgs&, const Batch&, const Worker&, Counter&);
+  void (*linear)(const LinearArgs&, const Batch&, const Worker&, Counter&);
+  void (*pack)(const PackArgs&, const Worker&, Counter&);
 };
+
+// Lays out prepared rows of width k for consumers of these formats (a bit per Format).
+RowLayout row_layout(int64_t k, uint32_t formats);
 
 #ifdef SAYFA_ISA
 namespace SAYFA_ISA {
 LinearTable linear_table();
-}
+void embed(const EmbedArgs&, const Batch&, const Worker&, Counter&);
+void prepare(const PrepareArgs&, const Batch&, const Worker&, Counter&);
+void linear(const LinearArgs&, const Batch&, const Worker&, Counter&);
+void pack(const PackArgs&, const Worker&, Counter&);
+
+// Prepares one row; `scratch` holds k floats and is used with norm_weight only.
+void prepare_row(const PrepareArgs&, const float* x, uint8_t* out, float* scratch);
+
+// Multiplies `rows` (at most kTileRows) prepared rows by one panel. tile [rows][columns of the panel] float.
+// ahead: bytes from each group to the one to fetch early, 0 for none.
+struct TileArgs {
+  const uint8_t* panel;
+  const uint8_t* rows;
+  int64_t row_stride;
+  const RowLayout* layout;
+  float* tile;
+  int64_t ahead;
+};
+using TileKernel = void (*)(const TileArgs&);
+TileKernel int_tile(Format format, int rows);
+TileKernel float_tile(Format format, int rows);
+
+#if defined(__AVX512F__)
+constexpr int kTileRows = 6;
+#else
+constexpr int kTileRows = 3;
+#endif
+}  // namespace SAYFA_ISA
 #endif
 
 }  // namespace sayfa

@@ -1,0 +1,189 @@
+// Sixteen output columns side by side, in as many vectors as the instruction set needs: float sums and integer dot products
+// of the weight panels. Included by linear_*.cpp only; everything here is in the anonymous namespace.
+#pragma once
+
+#include "half.h"
+#include "simd_math.h"
+
+namespace sayfa {
+namespace SAYFA_ISA {
+namespace {
+
+constexpr int kParts = 16 / W;
+
+struct F16 {
+  Vf v[kParts];
+};
+
+inline F16 f_set(float x) {
+  F16 r;
+  for (Vf& v : r.v) v = vset(x);
+  return r;
+}
+
+inline F16 f_load(const void* p) {
+  F16 r;
+  std::memcpy(&r, p, sizeof r);
+  return r;
+}
+
+inline void f_store(float* p, F16 x) { std::memcpy(p, &x, sizeof x); }
+
+inline F16 f_mul(F16 a, F16 b) {
+  for (int i = 0; i < kParts; ++i) a.v[i] = a.v[i] * b.v[i];
+  return a;
+}
+
+inline F16 f_fma(F16 a, F16 b, F16 c) {
+  for (int i = 0; i < kParts; ++i) c.v[i] = vfma(a.v[i], b.v[i], c.v[i]);
+  return c;
+}
+
+// Sixteen float16 numbers.
+inline F16 f_load_half(const uint8_t* p) {
+  F16 r;
+#if defined(__AVX512F__)
+  r.v[0] = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__AVX2__)
+  for (int i = 0; i < 2; ++i) r.v[i] = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16 * i)));
+#else
+  float lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = half_to_float(load16(p + 2 * i));
+  r = f_load(lanes);
+#endif
+  return r;
+}
+
+// ---------------------------------------------------------------------------------------------- integers
+
+// 16 columns of four bytes each, or 16 int32 sums.
+#if defined(__AVX2__)
+struct I16 {
+  Vi v[kParts];
+};
+#else
+struct I16 {
+  int32_t v[16];
+};
+#endif
+
+inline I16 i_load(const uint8_t* p) {
+  I16 r;
+  std::memcpy(&r, p, sizeof r);
+  return r;
+}
+
+inline I16 i_set(int32_t x) {
+  I16 r;
+#if defined(__AVX512F__)
+  r.v[0] = _mm512_set1_epi32(x);
+#elif defined(__AVX2__)
+  for (Vi& v : r.v) v = _mm256_set1_epi32(x);
+#else
+  for (int32_t& v : r.v) v = x;
+#endif
+  return r;
+}
+
+inline I16 low_nibbles(I16 w) {
+#if defined(__AVX512F__)
+  w.v[0] = _mm512_and_si512(w.v[0], _mm512_set1_epi8(15));
+#elif defined(__AVX2__)
+  for (Vi& v : w.v) v = _mm256_and_si256(v, _mm256_set1_epi8(15));
+#else
+  for (int32_t& v : w.v) v = v & 0x0f0f0f0f;
+#endif
+  return w;
+}
+
+inline I16 high_nibbles(I16 w) {
+#if defined(__AVX512F__)
+  w.v[0] = _mm512_and_si512(_mm512_srli_epi32(w.v[0], 4), _mm512_set1_epi8(15));
+#elif defined(__AVX2__)
+  for (Vi& v : w.v) v = _mm256_and_si256(_mm256_srli_epi32(v, 4), _mm256_set1_epi8(15));
+#else
+  for (int32_t& v : w.v) v = static_cast<int32_t>(static_cast<uint32_t>(v) >> 4) & 0x0f0f0f0f;
+#endif
+  return w;
+}
+
+inline int byte_of(int32_t word, int i) { return static_cast<int8_t>(static_cast<uint32_t>(word) >> (8 * i)); }
+
+// sum + unsigned weight bytes . the four int8 of `a`. Without VNNI the weights must be below 128 (16-bit sums).
+inline I16 dot_small(I16 sum, I16 w, int32_t a) {
+#if defined(__AVX512VNNI__)
+  sum.v[0] = _mm512_dpbusd_epi32(sum.v[0], w.v[0], _mm512_set1_epi32(a));
+#elif defined(__AVX2__)
+  for (int i = 0; i < 2; ++i) {
+    const __m256i pairs = _mm256_maddubs_epi16(w.v[i], _mm256_set1_epi32(a));
+    sum.v[i] = _mm256_add_epi32(sum.v[i], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+#else
+  for (int b = 0; b < 4; ++b)
+    for (int i = 0; i < 16; ++i) sum.v[i] += (static_cast<uint32_t>(w.v[i]) >> (8 * b) & 255) * byte_of(a, b);
+#endif
+  return sum;
+}
+
+// Full bytes, zero at 128. With VNNI the weights stay unsigned and the sum starts at -128 * sum(a); elsewhere they are made
+// signed here and the sum starts at 0.
+#if defined(__AVX512VNNI__)
+constexpr bool kStartsAtZero = false;
+inline I16 dot_full(I16 sum, I16 w, int32_t a) { return dot_small(sum, w, a); }
+#else
+constexpr bool kStartsAtZero = true;
+inline I16 dot_full(I16 sum, I16 w, int32_t a) {
+#if defined(__AVX2__)
+  for (int i = 0; i < 2; ++i) {
+    // |w| <= 128 and |a| <= 127, so a pair is at most 32,512: maddubs does not saturate.
+    const __m256i weights = _mm256_xor_si256(w.v[i], _mm256_set1_epi8(-128));
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(_mm256_set1_epi32(a), weights));
+    sum.v[i] = _mm256_add_epi32(sum.v[i], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+#else
+  for (int b = 0; b < 4; ++b)
+    for (int i = 0; i < 16; ++i) sum.v[i] += byte_of(w.v[i] ^ static_cast<int32_t>(0x80808080), b) * byte_of(a, b);
+#endif
+  return sum;
+}
+#endif
+
+inline F16 to_float(I16 x) {
+  F16 r;
+#if defined(__AVX512F__)
+  r.v[0] = _mm512_cvtepi32_ps(x.v[0]);
+#elif defined(__AVX2__)
+  for (int i = 0; i < 2; ++i) r.v[i] = _mm256_cvtepi32_ps(x.v[i]);
+#else
+  float lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = static_cast<float>(x.v[i]);
+  r = f_load(lanes);
+#endif
+  return r;
+}
+
+// ---------------------------------------------------------------------------------------------- bfloat16
+
+// sum + w0 * x0 + w1 * x1, where each column holds the pair (w0, w1) and `pair` the activations (x0, x1).
+inline F16 dot_bf16(F16 sum, const uint8_t* w, uint32_t pair) {
+#if defined(__AVX512BF16__)
+  const __m512i weights = _mm512_loadu_si512(w);
+  sum.v[0] = _mm512_dpbf16_ps(sum.v[0], (__m512bh)weights, (__m512bh)_mm512_set1_epi32(static_cast<int32_t>(pair)));
+#else
+  const Vf first = vset(float_of_bits(pair << 16)), second = vset(float_of_bits(pair & 0xffff0000));
+  for (int i = 0; i < kParts; ++i) {
+    const Lanes weights = bits_of(vload(reinterpret_cast<const float*>(w) + i * W));
+    sum.v[i] = vfma(from_bits(weights << 16), first, sum.v[i]);
+    sum.v[i] = vfma(from_bits(weights & static_cast<int32_t>(0xffff0000)), second, sum.v[i]);
+  }
+#endif
+  return sum;
+}
+
+inline void fetch_early(const uint8_t* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 3);
+}
+
+}  // namespace
+}  // namespace SAYFA_ISA
+}  // namespace sayfa
