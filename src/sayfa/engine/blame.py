@@ -9,7 +9,6 @@ import logging
 from typing import Protocol
 
 from sayfa.base.errors import EngineError
-from sayfa.base.faults import fault
 from sayfa.base.step import RowResult, RunnerOutput, ScheduledRow, SchedulerOutput
 
 log = logging.getLogger("sayfa.engine")
@@ -38,8 +37,6 @@ class GuardedRunner:
 
     def execute(self, plan: SchedulerOutput) -> RunnerOutput:
         """Execute a plan. Raises EngineError if again and again nothing can be computed: the process should end."""
-        if plan.rows:
-            fault("engine.compute.before_rows")
         try:
             output = self._runner.execute(plan)
         except Exception as error:
@@ -61,7 +58,6 @@ class GuardedRunner:
         results: list[RowResult] = []
         for part in (rows[:middle], rows[middle:]):
             try:
-                fault("engine.compute.before_rows")
                 results += self._runner.execute(SchedulerOutput(step=step, rows=part)).rows
             except Exception as again:  # whatever a kernel or a library may raise
                 results += self._halve(step, part, again)

@@ -5,6 +5,7 @@ the request table and in the executor's pages.
 """
 
 from sayfa.base.clock import Clock, SystemClock
+from sayfa.base.faults import fault
 from sayfa.base.step import RunnerOutput, SchedulerOutput
 from sayfa.nn.program.executor import Executor
 from sayfa.runner.prepare import prepare
@@ -40,8 +41,10 @@ class ModelRunner:
         begun = self._clock.monotonic()
         prepared = prepare(plan.rows, self._table)
         ready = self._clock.monotonic()
+        fault("runner.before_forward")
         logits = self._executor.run(prepared.batch)
         computed = self._clock.monotonic()
+        fault("runner.before_sample")
         rows = self._sampler.sample(logits, prepared)
         timings = {
             "prepare": ready - begun,
