@@ -37,9 +37,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
-                f"max_num_batched_tokens is {self.max_num_batched_tokens}, less than max_num_seqs "
-                f"({self.max_num_seqs}): a step could not hold one token of each sequence; raise the first or lower the "
-                "second"
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, less than max_num_seqs, which is "
+                f"{self.max_num_seqs}: a step could not hold one token of each sequence; raise one or lower the other"
             )
         if self.max_chunk is not None and self.max_chunk < 1:
             raise ConfigError(f"max_chunk is {self.max_chunk}; it must be at least 1")

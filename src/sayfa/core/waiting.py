@@ -33,12 +33,12 @@ class WaitingQueue:
 
     def add(self, sequence: Sequence) -> None:
         """Put a sequence in its place."""
-        insort(self._sequences, sequence, key=_place)
+        insort(self._sequences, sequence, key=place)
         self._count(sequence, 1)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out."""
-        index = bisect_left(self._sequences, _place(sequence), key=_place)
+        index = bisect_left(self._sequences, place(sequence), key=place)
         if index == len(self._sequences) or self._sequences[index] is not sequence:
             raise RuntimeError(f"{sequence.id}/{sequence.branch} is not in the waiting queue")
         del self._sequences[index]
@@ -46,7 +46,7 @@ class WaitingQueue:
 
     def check(self) -> None:
         """Raise RuntimeError at the first broken invariant."""
-        places = [_place(sequence) for sequence in self._sequences]
+        places = [place(sequence) for sequence in self._sequences]
         if places != sorted(set(places)):
             raise RuntimeError("the waiting queue is out of order or names a sequence twice")
         new = [len(sequence.tokens) for sequence in self._sequences if sequence.state.admitted_s is None]
@@ -62,5 +62,6 @@ class WaitingQueue:
             self.num_new_tokens += tokens
 
 
-def _place(sequence: Sequence) -> tuple[int, int, int]:
+def place(sequence: Sequence) -> tuple[int, int, int]:
+    """Return the key that the queue is sorted by."""
     return sequence.state.order, sequence.state.number, sequence.branch

@@ -1,0 +1,267 @@
+"""Planner: spends a step's token budget. Called by `Scheduler.schedule`; must not know what a step's results are.
+
+A step, in order:
+1. requests past their deadline end;
+2. each running sequence, best rank first, gets room for one more token; where pages are short the last in rank yields
+   (preemption by recompute). Sequences that decode are planned right away, one token each;
+3. what is left of the token budget goes to prompts: the oldest one that is being computed leads, a share is kept for
+   short ones, so that neither a long prompt stops the short ones nor they stop it (see `_share_out`);
+4. waiting sequences enter while rows, pages and tokens last. One that cannot get its pages blocks those behind it.
+
+Bounds that the tests hold:
+- a waiting sequence is passed by at most `max_overtakes` that stand behind it in the queue (and by the policy's own
+  bound across classes);
+- while something waits or runs, each step computes at least one token or ends or admits something;
+- the best-ranked running sequence never yields: some sequence always gets ahead.
+"""
+
+from sayfa.base.step import ScheduledRow
+from sayfa.core.kv_cache import KvCache
+from sayfa.core.limits import Limits
+from sayfa.core.policy import Policy
+from sayfa.core.roster import Roster
+from sayfa.core.sequence import Sequence, Status
+from sayfa.core.waiting import place
+
+MAX_SKIPPED = 16
+"""How many waiting sequences a step looks past; it bounds the time a step takes with a long queue."""
+HEADROOM = 64
+"""One part in so many of the pool stays free when somebody enters beside others, for those to grow."""
+
+
+class Plan:
+    """A step in the making. `sequences[i]` is the one that `rows[i]` belongs to."""
+
+    __slots__ = (
+        "added", "budget", "coming", "copies", "entered", "full", "now_s", "num_decode", "rows", "sequences", "spare",
+    )  # fmt: skip
+
+    def __init__(self, now_s: float) -> None:
+        self.now_s = now_s
+        self.rows: list[ScheduledRow] = []
+        self.sequences: list[Sequence] = []
+        self.entered: dict[int, Sequence] = {}
+        self.added: list[tuple[int, list[int]]] = []
+        self.copies: list[tuple[int, int]] = []
+        self.num_decode = 0
+        self.budget = 0
+        self.spare = 0
+        """Free pages that nobody who runs will need for the tokens it has now."""
+        self.full = False
+        """No more sequences enter in this step."""
+        self.coming: set[bytes] = set()
+        """Hashes of pages that are being computed: who needs the same waits for them and computes them not again."""
+
+
+class Planner:
+    """Makes plans over a roster's sequences; it lets them in and makes them yield, but ends none that could go on.
+
+    prefix_queries, prefix_hits: prompt tokens looked up and found since start, each request counted once.
+    """
+
+    def __init__(self, limits: Limits, policy: Policy, cache: KvCache, roster: Roster) -> None:
+        self.limits = limits
+        self.cache = cache
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self._policy = policy
+        self._roster = roster
+        self._page_size = cache.page_size
+        self._max_chunk = limits.max_chunk or limits.max_num_batched_tokens
+
+    def plan(self, now_s: float) -> Plan:
+        """Plan one step; `now_s` is only noted where somebody enters or ends."""
+        plan = Plan(now_s)
+        prefills = self._keep_running(plan)
+        if prefills or (self._roster.waiting and self._roster.has_row):
+            self._share_out(plan, prefills)
+        return plan
+
+    def give_up(self, sequence: Sequence, now_s: float) -> None:
+        """Preempt a sequence, or end it if what it has already fills the whole pool and it could never come back."""
+        if self.cache.num_pages(len(sequence.tokens)) > self.cache.pool.capacity:
+            self._roster.outputs.append(self._roster.finish(sequence, "length", now_s))
+        else:
+            self._roster.preempt(sequence)
+
+    def _keep_running(self, plan: Plan) -> list[Sequence]:
+        """Plan one token for each that decodes; return those whose tokens are not all computed, best rank first."""
+        running = self._roster.running
+        page_size = self._page_size
+        prefills = []
+        index = 0
+        while index < len(running):
+            sequence = running[index]
+            start = sequence.computed
+            if start >= len(sequence.pages) * page_size and not self._make_room(sequence, plan):
+                continue
+            if start >= sequence.num_prompt and len(sequence.tokens) == start + 1:
+                plan.rows.append(ScheduledRow(sequence.row, start, 1, 1, True))
+                plan.sequences.append(sequence)
+            else:
+                prefills.append(sequence)
+            index += 1
+        plan.num_decode = len(plan.rows)
+        plan.budget = self.limits.max_num_batched_tokens - plan.num_decode
+        return prefills
+
+    def _make_room(self, sequence: Sequence, plan: Plan) -> bool:
+        """Get a page for the sequence's next token, from others if need be; False if it ended or yielded instead."""
+        while True:
+            added = self.cache.grow(sequence, sequence.computed + 1)
+            if added is not None:
+                plan.added.append((sequence.row, added))
+                return True
+            victim = self._roster.running[-1]
+            self.give_up(victim, plan.now_s)
+            if victim is sequence:
+                return False
+
+    def _share_out(self, plan: Plan, prefills: list[Sequence]) -> None:
+        """Give the rest of the budget to prompts.
+
+        The leading prompt has all but the short share. Prompts that end within the rest go next, running ones first,
+        then waiting ones in queue order; what is still left goes to the lead, to the other long ones and to those that
+        wait, in this order.
+        """
+        self._count_spare(plan, prefills)
+        prefills = self._find_lead(plan, prefills)
+        if not prefills:
+            return
+        lead, longs = prefills[0], []
+        wish = min(lead.goal - lead.computed, self._max_chunk)
+        shorts = plan.budget - min(wish, plan.budget - int(plan.budget * self.limits.short_share))
+        for sequence in prefills[1:]:
+            left = sequence.goal - sequence.computed
+            if left <= min(shorts, self._max_chunk):
+                shorts -= self._compute(plan, sequence, left)
+            else:
+                longs.append(sequence)
+        self._admit_waiting(plan, shorts, short_only=True)
+        for sequence in (lead, *longs):
+            self._compute(plan, sequence, plan.budget)
+        self._admit_waiting(plan, plan.budget, short_only=False)
+
+    def _find_lead(self, plan: Plan, prefills: list[Sequence]) -> list[Sequence]:
+        """Return the prompts that are being computed, first in the queue's order first; the first one leads.
+
+        The head of the queue leads if it stands before them (it has a better class, or nothing is being computed).
+        """
+        prefills = sorted(prefills, key=place)
+        waiting = self._roster.waiting
+        if waiting and self._is_open(plan) and (not prefills or place(waiting[0]) < place(prefills[0])):
+            first = waiting[0]
+            matched = self.cache.match(first)
+            if not self._comes_soon(plan, first, matched) and self._admit(plan, first, matched):
+                prefills.insert(0, first)
+        return prefills
+
+    def _count_spare(self, plan: Plan, prefills: list[Sequence]) -> None:
+        cache = self.cache
+        plan.spare = cache.pool.num_free
+        for sequence in prefills:
+            plan.spare -= max(0, cache.pages_to_enter(sequence) - len(sequence.pages))
+            plan.coming.update(cache.coming(sequence))
+
+    def _admit_waiting(self, plan: Plan, tokens: int, *, short_only: bool) -> None:
+        """Let waiting sequences in, in queue order, while `tokens` last. short_only: those that end within them."""
+        passed: list[Sequence] = []
+        index = 0
+        waiting = self._roster.waiting
+        while tokens > 0 and self._is_open(plan) and index < len(waiting) and len(passed) < MAX_SKIPPED:
+            sequence = waiting[index]
+            matched = self.cache.match(sequence)
+            left = sequence.goal - len(matched) * self._page_size
+            too_long = short_only and self._source(sequence) is None and left > min(tokens, self._max_chunk)
+            if too_long or self._comes_soon(plan, sequence, matched):
+                if sequence.overtaken >= self.limits.max_overtakes:
+                    return
+                passed.append(sequence)
+                index += 1
+            elif self._admit(plan, sequence, matched):
+                tokens -= self._compute(plan, sequence, tokens)
+                for other in passed:
+                    other.overtaken += 1
+                if any(other.overtaken >= self.limits.max_overtakes for other in passed):
+                    return
+
+    def _comes_soon(self, plan: Plan, sequence: Sequence, matched: list[int]) -> bool:
+        """Whether the next page this sequence lacks is being computed for another one, so that waiting saves work."""
+        if not plan.coming or sequence.overtaken >= self.limits.max_overtakes:
+            return False
+        return self.cache.first_missing(sequence, len(matched)) in plan.coming
+
+    def _is_open(self, plan: Plan) -> bool:
+        return self._roster.has_row and not plan.full
+
+    def _admit(self, plan: Plan, sequence: Sequence, matched: list[int]) -> bool:
+        """Let a waiting sequence run if policy and pages allow; else nobody enters any more in this step."""
+        roster, cache = self._roster, self.cache
+        source = self._source(sequence)
+        kept = sequence.num_prompt - 1
+        if source:
+            needed = cache.pages_to_fork(kept)
+        else:
+            needed = cache.pages_to_enter(sequence) - len(matched) + cache.num_idle(matched)
+        if needed > plan.spare - self._headroom(sequence) or not self._policy.may_enter(sequence, len(roster.running)):
+            plan.full = True
+            return False
+        plan.spare -= needed
+        if source:
+            plan.copies += cache.fork(source, sequence, kept) or []
+            sequence.computed = kept
+        else:
+            cache.grow(sequence, len(matched) * self._page_size, matched)
+            sequence.computed = len(matched) * self._page_size
+            self._count_hits(sequence)
+        roster.enter(sequence, plan.now_s)
+        plan.entered[sequence.row] = sequence
+        plan.coming.update(cache.coming(sequence))
+        return True
+
+    def _headroom(self, sequence: Sequence) -> int:
+        """Return the pages that stay free when this sequence enters, so that those who run can grow for a while.
+
+        One that had to yield comes back only if half of those who run could take a page before it yields again.
+        """
+        num_running = len(self._roster.running)
+        if not num_running:
+            return 0
+        return self.cache.pool.capacity // HEADROOM + (num_running // 2 if sequence.preempted else 0)
+
+    def _source(self, sequence: Sequence) -> Sequence | None:
+        """Return a running branch of the same request whose prompt is computed, for a branch that has not run yet."""
+        if sequence.branch == 0 or len(sequence.tokens) > sequence.num_prompt:
+            return None
+        for branch in sequence.state.branches:
+            if branch.status is Status.RUNNING and branch.computed >= branch.num_prompt:
+                return branch
+        return None
+
+    def _count_hits(self, sequence: Sequence) -> None:
+        state = sequence.state
+        if state.admitted_s is None:
+            state.num_cached = sequence.computed
+            if self.cache.caching:
+                self.prefix_queries += state.num_prompt
+                self.prefix_hits += sequence.computed
+
+    def _compute(self, plan: Plan, sequence: Sequence, tokens: int) -> int:
+        """Plan up to `tokens` of a sequence's missing tokens, as budget and pages allow; return how many."""
+        start, goal = sequence.computed, sequence.goal
+        room = self.cache.room(sequence) - start
+        count = min(tokens, goal - start, self._max_chunk, plan.budget, room)
+        if count <= 0:
+            return 0
+        added = self.cache.grow(sequence, start + count)
+        if added and sequence.row not in plan.entered:
+            plan.added.append((sequence.row, added))
+        end = start + count
+        sample = end == goal and sequence.state.max_tokens > 0
+        num_logits = int(sample)
+        if sequence.wants_scores:
+            num_logits = max(num_logits, end - max(start, sequence.scored))
+        plan.rows.append(ScheduledRow(sequence.row, start, count, num_logits, sample))
+        plan.sequences.append(sequence)
+        plan.budget -= count
+        return count
