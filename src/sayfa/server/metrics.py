@@ -1,192 +1,237 @@
-"""Keeps the values of `base.metrics` and renders them for Prometheus.
+"""Keep and show the values of the metrics that `base.metrics` declares, under our names and under vLLM's.
 
-Called by the request path (received, rejected, tokens, ended) and by the wire client's callbacks (step, engine state).
-Knows no HTTP. Everything is observed once a step or once a chunk; the vLLM names are made when a scrape asks, from the
-same values, so they cannot differ from ours.
+Called by the books (requests), by the engine client's callback (steps) and by the /metrics route. A value is kept once;
+aliases are made when the page is rendered. Nothing here may make a request fail: errors are logged once and dropped.
+Knows no HTTP.
 """
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any, ParamSpec
 
-import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client import Metric as Family
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
-from sayfa.base.messages import EngineInfo, RequestTimes, StepStats
+from sayfa.base.messages import EngineInfo, Outputs, StepStats
 from sayfa.base.metrics import METRICS, Metric
+from sayfa.base.sampling_params import SamplingParams
+
+log = logging.getLogger("sayfa.server")
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_KNOWN = {
-    "step_duration_seconds": ("decide", "compute", "update"),
-    "request_success": ("stop", "length", "abort", "error", "deadline"),
-}
+OWN_PREFIX = "sayfa:"
+ALIAS_PREFIX = "vllm:"
+MAX_REASONS = 64
+"""Distinct values of the label `reason`; more would let callers grow the page."""
+_KINDS: dict[str, Any] = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
 
-prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+P = ParamSpec("P")
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-class Metrics:
+def _harmless(method: Callable[P, None]) -> Callable[P, None]:
+    """Keep an error in the books of metrics away from the request that is being counted."""
+
+    @wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            method(*args, **kwargs)
+        except Exception:
+            log.exception("a metric could not be kept")
+
+    return run
+
+
+class ServerMetrics:
     """All metrics of one server.
 
-    Invariant: received = ended + rejected + in flight, as long as each `received` is followed by exactly one of
-    `rejected` and `ended`. Counters never fall, also when the engine is started again and its own totals begin at 0.
+    Invariant: received = ended (by reason) + rejected (by reason) + in flight, whenever the page is rendered.
     """
 
-    def __init__(self, model_name: str, *, vllm_names: bool = True, engine: str = "0") -> None:
-        self._labels = (model_name, engine)
-        self._counters = {m.name: Counter(m.name, m.doc, _labels(m), registry=None) for m in _of("counter")}
-        self._gauges = {m.name: Gauge(m.name, m.doc, _labels(m), registry=None) for m in _of("gauge")}
-        self._histograms = {
-            m.name: Histogram(m.name, m.doc, _labels(m), registry=None, buckets=m.buckets) for m in _of("histogram")
-        }
-        self._totals: dict[str, int] = {}
+    def __init__(self, model_name: str, with_aliases: bool) -> None:
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
         self._registry = CollectorRegistry()
-        made: dict[str, Collector] = {**self._counters, **self._gauges, **self._histograms}
-        self._registry.register(_Shown(made, vllm_names))
-        # Bound once, since every chunk of every stream comes by here.
-        self._generated = self._counters["generation_tokens"].labels(*self._labels)
-        self._gaps = self._histograms["inter_token_latency_seconds"].labels(*self._labels)
-        self._show_zeros()
-
-    def _show_zeros(self) -> None:
-        """Make each series that is known beforehand, so that a rate over a scrape can be taken from the first one."""
+        self._page = CollectorRegistry()
+        self._page.register(_Aliased(self._registry, with_aliases))
+        self._fixed = {"model_name": model_name, "engine": "0"}
+        self._families: dict[str, Any] = {}
+        self._reasons: set[str] = set()
+        self._totals: dict[str, int] = {}
         for metric in METRICS.values():
-            for values in [()] if not metric.labels else [(value,) for value in _KNOWN.get(metric.name, ())]:
-                known = (
-                    self._counters.get(metric.name) or self._gauges.get(metric.name) or self._histograms[metric.name]
-                )
-                known.labels(*self._labels, *values)
+            self._families[metric.name] = self._declare(metric)
+        self._ttft = self._family("time_to_first_token_seconds")
+        self._gap = self._family("inter_token_latency_seconds")
+        self._generated = self._family("generation_tokens")
+        self._parts = {
+            part: self._family("step_duration_seconds", part=part) for part in ("decide", "compute", "update")
+        }
 
-    def _add(self, name: str, amount: float = 1, *values: str) -> None:
-        self._counters[name].labels(*self._labels, *values).inc(amount)
+    def _declare(self, metric: Metric) -> Any:
+        options: dict[str, Any] = {"registry": self._registry, "labelnames": (*self._fixed, *metric.labels)}
+        if metric.kind == "histogram":
+            options["buckets"] = metric.buckets
+        family = _KINDS[metric.kind](OWN_PREFIX + metric.name, metric.doc, **options)
+        if not metric.labels:
+            family.labels(**self._fixed)  # shown as 0 from the start
+        return family
 
-    def _set(self, name: str, value: float, *values: str) -> None:
-        self._gauges[name].labels(*self._labels, *values).set(value)
-
-    def _observe(self, name: str, value: float, *values: str) -> None:
-        self._histograms[name].labels(*self._labels, *values).observe(value)
-
-    # ------------------------------------------------------------------------------------------------ the engine
-
-    def engine_ready(self, info: EngineInfo) -> None:
-        """The engine said hello: note the cache's shape."""
-        self._set("engine_up", 1)
-        memory = info.memory
-        values = (str(memory.page_size), str(memory.num_pages), info.kv_dtype, str(info.prefix_caching))
-        self._set("cache_config_info", 1, *values)
-
-    def engine_lost(self) -> None:
-        """The engine died or is being stopped: nothing runs and nothing waits in it."""
-        self._totals.clear()
-        for name in ("engine_up", "num_requests_running", "num_requests_waiting", "waiting_tokens",
-                     "kv_cache_usage_perc", "kv_cache_cached_perc", "kv_cache_fragmentation_perc"):  # fmt: skip
-            self._set(name, 0)
-
-    def engine_restarted(self) -> None:
-        """The engine process was started again."""
-        self._add("engine_restarts")
-
-    def step(self, stats: StepStats, page_size: int) -> None:
-        """Note one step's figures. Pages and slots become shares here."""
-        self._set("num_requests_running", stats.running)
-        self._set("num_requests_waiting", stats.waiting)
-        self._set("waiting_tokens", stats.waiting_tokens)
-        pages = max(1, stats.pages_total)
-        self._set("kv_cache_usage_perc", stats.pages_used / pages)
-        self._set("kv_cache_cached_perc", stats.pages_cached / pages)
-        slots = stats.pages_used * page_size
-        self._set("kv_cache_fragmentation_perc", 1 - stats.slots_used / slots if slots else 0)
-        self._add("steps")
-        self._observe("iteration_tokens_total", stats.tokens_prompt + stats.tokens_decode)
-        for part, seconds in (("decide", stats.decide_s), ("compute", stats.compute_s), ("update", stats.update_s)):
-            self._observe("step_duration_seconds", seconds, part)
-        self._advance("num_preemptions", stats.preemptions)
-        self._advance("prefix_cache_queries", stats.prefix_queries)
-        self._advance("prefix_cache_hits", stats.prefix_hits)
-
-    def _advance(self, name: str, total: int) -> None:
-        """Add what a total of the engine grew by; a smaller total means a new engine."""
-        before = self._totals.get(name, 0)
-        self._totals[name] = total
-        self._add(name, total - before if total >= before else total)
-
-    # ---------------------------------------------------------------------------------------------- the requests
-
-    def received(self) -> None:
-        """A generation request passed the key check."""
-        self._add("requests_received")
-        self._gauges["requests_in_flight"].labels(*self._labels).inc()
-
-    def rejected(self, reason: str) -> None:
-        """A received request was refused before any work; reason is a short stable word."""
-        self._gauges["requests_in_flight"].labels(*self._labels).dec()
-        self._add("admission_rejections", 1, reason)
-
-    def first_token(self, since_arrival_s: float) -> None:
-        """The first token of an answer is here."""
-        self._observe("time_to_first_token_seconds", since_arrival_s)
-
-    def tokens(self, count: int, gap_s: float | None) -> None:
-        """Tokens of one answer arrived together, `gap_s` after its last ones (None for the first ones)."""
-        self._generated.inc(count)
-        if gap_s is not None:
-            self._gaps.observe(gap_s)
-
-    def ended(
-        self, reason: str, *, e2e_s: float, num_prompt: int = 0, num_cached: int = 0, num_output: int = 0,
-        first_token_s: float | None = None, times: RequestTimes | None = None
-    ) -> None:  # fmt: skip
-        """A received request that was not rejected came to its end; times are None if the engine told none."""
-        self._gauges["requests_in_flight"].labels(*self._labels).dec()
-        self._add("request_success", 1, reason)
-        self._add("prompt_tokens", num_prompt)
-        self._add("prompt_tokens_cached", num_cached)
-        self._observe("e2e_request_latency_seconds", e2e_s)
-        self._observe("request_prompt_tokens", num_prompt)
-        self._observe("request_generation_tokens", num_output)
-        if first_token_s is not None and num_output > 1:
-            self._observe("request_time_per_output_token_seconds", (e2e_s - first_token_s) / (num_output - 1))
-        if times is not None:
-            self._observe("request_queue_time_seconds", times.queue_s)
-            self._observe("request_prefill_time_seconds", times.prefill_s)
-            self._observe("request_decode_time_seconds", times.decode_s)
-            self._observe("request_inference_time_seconds", times.prefill_s + times.decode_s)
-            self._observe("request_num_preemptions", times.preempted)
-
-    def params(self, n: int, max_tokens: int) -> None:
-        """What a request asked for, once it was taken in."""
-        self._observe("request_params_n", n)
-        self._observe("request_params_max_tokens", max_tokens)
+    def _family(self, name: str, **labels: str) -> Any:
+        return self._families[name].labels(**self._fixed, **labels)
 
     def render(self) -> bytes:
-        """The page for a scrape, in Prometheus' text format."""
-        return generate_latest(self._registry)
+        """The page in Prometheus' text format."""
+        return generate_latest(self._page)
+
+    # --------------------------------------------------------------------------------------------- requests
+
+    @_harmless
+    def received(self) -> None:
+        """A request passed the key check."""
+        self._family("requests_received").inc()
+        self._family("requests_in_flight").inc()
+
+    @_harmless
+    def admitted(self, params: SamplingParams, num_prompts: int) -> None:
+        """A request goes to the engine."""
+        self._family("request_params_n").observe(params.n * num_prompts)
+        if params.max_tokens is not None:
+            self._family("request_params_max_tokens").observe(params.max_tokens)
+
+    @_harmless
+    def first_token(self, seconds: float) -> None:
+        """Its first token came, `seconds` after its arrival."""
+        self._ttft.observe(seconds)
+
+    @_harmless
+    def token_gap(self, seconds: float) -> None:
+        """A further token came, `seconds` after the one before."""
+        self._gap.observe(seconds)
+
+    @_harmless
+    def tokens(self, count: int) -> None:
+        """Tokens were generated."""
+        self.generation_tokens += count
+        self._generated.inc(count)
+
+    @_harmless
+    def rejected(self, reason: str) -> None:
+        """A request was refused before any work."""
+        if reason not in self._reasons and len(self._reasons) >= MAX_REASONS:
+            reason = "other"
+        self._reasons.add(reason)
+        self._family("admission_rejections", reason=reason).inc()
+        self._family("requests_in_flight").dec()
+
+    @_harmless
+    def ended(
+        self, reason: str, counts: tuple[int, int, int], times: tuple[float, float, float], total_s: float
+    ) -> None:
+        """A request ended. counts: prompt, cached, output tokens. times: queue, prefill, decode in seconds."""
+        num_prompt, num_cached, num_output = counts
+        queue_s, prefill_s, decode_s = times
+        self._family("request_success", finished_reason=reason).inc()
+        self._family("requests_in_flight").dec()
+        self._family("prompt_tokens").inc(num_prompt)
+        self._family("prompt_tokens_cached").inc(num_cached)
+        self._family("request_prompt_tokens").observe(num_prompt)
+        self._family("request_generation_tokens").observe(num_output)
+        self._family("e2e_request_latency_seconds").observe(total_s)
+        self._family("request_queue_time_seconds").observe(queue_s)
+        self._family("request_prefill_time_seconds").observe(prefill_s)
+        self._family("request_decode_time_seconds").observe(decode_s)
+        self._family("request_inference_time_seconds").observe(prefill_s + decode_s)
+
+    @_harmless
+    def time_per_token(self, seconds: float, preempted: int) -> None:
+        """Mean time per token after the first, and preemptions, of an ended request."""
+        if seconds > 0:
+            self._family("request_time_per_output_token_seconds").observe(seconds)
+        self._family("request_num_preemptions").observe(preempted)
+
+    # --------------------------------------------------------------------------------------------- the engine
+
+    @_harmless
+    def on_outputs(self, outputs: Outputs) -> None:
+        """Take a step's figures; called for each message of the engine."""
+        stats = outputs.stats
+        if stats is None:
+            return
+        self._gauges(stats)
+        self.prompt_tokens += stats.tokens_prompt
+        self._family("steps").inc()
+        self._parts["decide"].observe(stats.decide_s)
+        self._parts["compute"].observe(stats.compute_s)
+        self._parts["update"].observe(stats.update_s)
+        self._family("iteration_tokens_total").observe(stats.tokens_prompt + stats.tokens_decode)
+        self._grow("num_preemptions", stats.preemptions)
+        self._grow("prefix_cache_queries", stats.prefix_queries)
+        self._grow("prefix_cache_hits", stats.prefix_hits)
+
+    def _gauges(self, stats: StepStats) -> None:
+        pages = max(1, stats.pages_total)
+        self._family("num_requests_running").set(stats.running)
+        self._family("num_requests_waiting").set(stats.waiting)
+        self._family("waiting_tokens").set(stats.waiting_tokens)
+        self._family("kv_cache_usage_perc").set(stats.pages_used / pages)
+        self._family("kv_cache_cached_perc").set(stats.pages_cached / pages)
+        slots = stats.pages_used * self._page_size
+        self._family("kv_cache_fragmentation_perc").set(max(0.0, 1 - stats.slots_used / slots) if slots else 0.0)
+
+    _page_size = 0
+
+    @_harmless
+    def engine_ready(self, info: EngineInfo) -> None:
+        """An engine said Hello: note its facts, and that a new engine counts from 0."""
+        self._page_size = info.memory.page_size
+        self._totals.clear()
+        facts = {
+            "block_size": str(info.memory.page_size),
+            "num_gpu_blocks": str(info.memory.num_pages),
+            "cache_dtype": info.kv_dtype,
+            "enable_prefix_caching": str(info.prefix_caching).lower(),
+        }
+        self._families["cache_config_info"].clear()
+        self._family("cache_config_info", **facts).set(1)
+
+    @_harmless
+    def engine_state(self, state: str, restarted: bool) -> None:
+        """Note whether the engine serves; when it does not, nothing runs or waits there."""
+        self._family("engine_up").set(1 if state in ("ready", "draining") else 0)
+        if restarted:
+            self._family("engine_restarts").inc()
+        if state in ("dead", "failed"):
+            for name in ("num_requests_running", "num_requests_waiting", "waiting_tokens", "kv_cache_usage_perc",
+                         "kv_cache_cached_perc", "kv_cache_fragmentation_perc"):  # fmt: skip
+                self._family(name).set(0)
+
+    def _grow(self, name: str, total: int) -> None:
+        """Add what a total grew by; a total that fell belongs to a new engine, which began at 0."""
+        before = self._totals.get(name, 0)
+        self._totals[name] = total
+        self._family(name).inc(total - before if total >= before else total)
 
 
-class _Shown(Collector):
-    """Gives each metric under our prefix and, if wished, under vLLM's."""
+class _Aliased(Collector):
+    """Shows each kept family under its own name and under its aliases."""
 
-    def __init__(self, made: dict[str, Collector], vllm_names: bool) -> None:
-        self._made = made
-        self._vllm_names = vllm_names
+    def __init__(self, kept: CollectorRegistry, with_aliases: bool) -> None:
+        self._kept = kept
+        self._with_aliases = with_aliases
 
     def collect(self) -> Iterator[Family]:
-        """One family for each metric and each of its names."""
-        for name, collector in self._made.items():
-            names = [f"sayfa:{name}"] + [f"vllm:{alias}" for alias in METRICS[name].aliases if self._vllm_names]
-            for family in collector.collect():
-                yield from _renamed(family, name, names)
-
-
-def _renamed(family: Family, name: str, names: Iterable[str]) -> Iterator[Family]:
-    for shown in names:
-        copy = Family(shown, family.documentation, family.type)
-        copy.samples = [sample._replace(name=shown + sample.name.removeprefix(name)) for sample in family.samples]
-        yield copy
-
-
-def _of(kind: str) -> list[Metric]:
-    return [metric for metric in METRICS.values() if metric.kind == kind]
-
-
-def _labels(metric: Metric) -> tuple[str, ...]:
-    return ("model_name", "engine", *metric.labels)
+        """Yield every family, then its copies under other names."""
+        for family in self._kept.collect():
+            yield family
+            declared = METRICS[family.name.removeprefix(OWN_PREFIX)]
+            for alias in declared.aliases if self._with_aliases else ():
+                name = ALIAS_PREFIX + alias
+                copy = Family(name, family.documentation, family.type)
+                copy.samples = [
+                    Sample(name + sample.name.removeprefix(family.name), *sample[1:]) for sample in family.samples
+                ]
+                yield copy

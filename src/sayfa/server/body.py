@@ -1,0 +1,169 @@
+"""Read and validate a request body: content type, size while it arrives, strict JSON, then the route's model.
+
+Called by every POST handler. A validation error becomes one sentence that names the field. Knows no route's meaning.
+"""
+
+import asyncio
+import logging
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from sayfa.base.errors import InvalidRequest, TooLarge
+from sayfa.server import strict_json
+from sayfa.server.errors import StatusError
+
+BODY_TIME_LIMIT_S = 30.0
+INLINE_PARSE_BYTES = 64 << 10
+MAX_REPORTED_NAMES = 200
+
+log = logging.getLogger("sayfa.server")
+_reported: set[str] = set()
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_PHRASES = {
+    "missing": "is missing",
+    "string_type": "must be a string",
+    "int_type": "must be an integer",
+    "int_from_float": "must be an integer",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "none_required": "must be null",
+    "extra_forbidden": "is not known here",
+}
+_BOUND_PHRASES = {
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "greater_than": "must be above {gt}",
+    "less_than": "must be below {lt}",
+    "literal_error": "must be one of {expected}",
+    "too_long": "has {actual_length} entries; at most {max_length} are allowed",
+    "too_short": "has {actual_length} entries; at least {min_length} are needed",
+    "string_too_long": "is longer than {max_length} characters",
+    "string_too_short": "is shorter than {min_length} characters",
+}
+
+
+async def read_model(request: Request, model: type[Model], max_bytes: int) -> Model:
+    """Read the body and validate it as `model`.
+
+    Raises InvalidRequest (400), TooLarge (413), StatusError (408, 415).
+    """
+    check_headers(request)
+    body = await read_bytes(request, max_bytes)
+    if len(body) > INLINE_PARSE_BYTES:
+        value = await asyncio.to_thread(strict_json.parse, body)
+    else:
+        value = strict_json.parse(body)
+    try:
+        parsed = model.model_validate(value)
+    except ValidationError as error:
+        raise explain(error, value) from None
+    report_unknown(parsed, request.url.path)
+    return parsed
+
+
+def check_headers(request: Request) -> None:
+    """Take only plain JSON: a form or text would let any web page post here, an encoding could hide its size."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise StatusError(415)
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise StatusError(415, "Compressed bodies are not accepted; send plain JSON.")
+
+
+async def read_bytes(request: Request, max_bytes: int) -> bytes:
+    """Collect the body, counting while it arrives."""
+    length = request.headers.get("content-length", "")
+    if length.isascii() and length.isdigit() and int(length[:20]) > max_bytes:
+        raise _too_large(max_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_TIME_LIMIT_S):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > max_bytes:
+                    raise _too_large(max_bytes)
+                chunks.append(chunk)
+    except TimeoutError:
+        message = f"The body did not arrive within {BODY_TIME_LIMIT_S:.0f} seconds."
+        raise StatusError(408, message, code="request_timeout") from None
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _too_large(max_bytes: int) -> TooLarge:
+    message = f"The body is larger than {max_bytes} bytes; send less, or raise --max-body-bytes."
+    return TooLarge(message, code="request_too_large")
+
+
+def explain(error: ValidationError, value: Any) -> InvalidRequest:
+    """Say which field is wrong, what it holds and what it must be, from the first of the validator's findings."""
+    findings = error.errors(include_url=False, include_context=True)
+    # Of a field with several allowed forms, the finding that went deepest into the caller's value tells most.
+    finding = max(findings, key=lambda item: (len(_path(item["loc"], value)), item["type"] != "literal_error"))
+    first = findings[0]
+    if _path(first["loc"], value)[:1] != _path(finding["loc"], value)[:1]:
+        finding = first
+    path = _path(finding["loc"], value)
+    kind, context = finding["type"], finding.get("ctx", {})
+    if kind == "value_error":
+        phrase = str(context.get("error", "cannot be used"))
+    elif kind in _BOUND_PHRASES:
+        phrase = _BOUND_PHRASES[kind].format(**context)
+    else:
+        phrase = _PHRASES.get(kind, "has a value of the wrong type")
+    name = path[0] if path else None
+    shown = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")[:200]
+    message = f"`{shown or 'body'}` {phrase}."
+    if kind not in ("missing", "value_error"):
+        message = f"`{shown or 'body'}` is {_show(finding.get('input'))}, but {phrase}."
+    return InvalidRequest(message, param=str(name) if name is not None else None, code="invalid_type")
+
+
+def _path(location: tuple[int | str, ...], value: Any) -> list[int | str]:
+    """The part of a validator's location that exists in the caller's value (the rest names our own types)."""
+    path: list[int | str] = []
+    for part in location:
+        if isinstance(value, dict) and isinstance(part, str) and part in value:
+            value = value[part]
+        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+            value = value[part]
+        elif isinstance(value, dict) and part == location[-1] and isinstance(part, str):
+            path.append(part)
+            break
+        else:
+            break
+        path.append(part)
+    return path
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, str):
+        return f"the string of {len(value)} characters" if len(value) > 40 else repr(value)
+    if isinstance(value, bool | int | float) or value is None:
+        return (
+            {None: "null", True: "true", False: "false"}.get(value)
+            if isinstance(value, bool | None)
+            else repr(value)[:40]
+        )  # type: ignore[return-value,arg-type]
+    return "a list" if isinstance(value, list) else "an object"
+
+
+def report_unknown(parsed: BaseModel, path: str) -> None:
+    """Write the names of unknown fields to the log, each once in the life of the process.
+
+    They are accepted, since OpenAI's clients send new fields before servers know them.
+    """
+    new = [name for name in parsed.model_extra or () if name not in _reported]
+    if new and len(_reported) < MAX_REPORTED_NAMES:
+        _reported.update(new)
+        names = ", ".join(repr(name[:64]) for name in sorted(new)[:20])
+        log.warning("unknown fields in a request to %s are ignored: %s", path, names)

@@ -1,0 +1,145 @@
+"""The books of one request: when it came, what it used, how it ended. Exactly one ending, in every case.
+
+A `Record` is opened by `routes` when a generation request has passed the key check, and closed by whoever sees its end
+first; the edge closes what nobody closed (a client that left before the stream was read). Knows no response format.
+
+Law: received = ended by reason + rejected by reason + in flight, at any moment.
+"""
+
+import logging
+import time
+
+import msgspec
+
+from sayfa.base.errors import RequestError
+from sayfa.base.messages import EngineOutput
+from sayfa.base.sampling_params import SamplingParams
+from sayfa.server.errors import DeadlineExceeded
+from sayfa.server.metrics import ServerMetrics
+
+log = logging.getLogger("sayfa.server.request")
+
+
+class Usage(msgspec.Struct):
+    """Token counts of a request so far. A prompt counts once, whatever `n` is; an end token does not count."""
+
+    prompt: int = 0
+    cached: int = 0
+    output: int = 0
+
+
+class Times(msgspec.Struct):
+    """Parts of a request's life in seconds; with the server's own part they add up to the total."""
+
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    preempted: int = 0
+
+    @property
+    def sum_s(self) -> float:
+        return self.queue_s + self.prefill_s + self.decode_s
+
+
+class Record:
+    """One request's books. Invariant: `close` has an effect once."""
+
+    def __init__(self, metrics: ServerMetrics, route: str, tenant: str, write_line: bool) -> None:
+        self.arrived_s = time.monotonic()
+        self.usage = Usage()
+        self.id = "-"
+        self._metrics = metrics
+        self._route = route
+        self._tenant = tenant
+        self._write_line = write_line
+        self._params: SamplingParams | None = None
+        self._times = Times()
+        self._first_s: float | None = None
+        self._last_s: dict[int, float] = {}
+        self._open = True
+        metrics.received()
+
+    def begin(self, request_id: str, route: str, num_prompt: int, params: SamplingParams, num_prompts: int) -> None:
+        """Note that the request was admitted: its id, length and wishes."""
+        self.id, self._route = request_id, route
+        self._params = params
+        self.usage.prompt = num_prompt
+        self._metrics.admitted(params, num_prompts)
+
+    def note(self, index: int, num_tokens: int, output: EngineOutput) -> None:
+        """Note an engine output that added `num_tokens` to answer `index`."""
+        if num_tokens:
+            now_s = time.monotonic()
+            last_s = self._last_s.get(index)
+            self._last_s[index] = now_s
+            self.usage.output += num_tokens
+            self._metrics.tokens(num_tokens)
+            if self._first_s is None:
+                self._first_s = now_s
+                self._metrics.first_token(now_s - self.arrived_s)
+            elif last_s is not None:
+                self._metrics.token_gap((now_s - last_s) / num_tokens)
+        if output.finish is not None:
+            # A prompt's cached tokens are told with each of its branches; its first branch found them.
+            if output.branch == 0:
+                self.usage.cached += output.num_cached
+            if output.times is not None:
+                times = output.times
+                preempted = self._times.preempted + times.preempted
+                if times.queue_s + times.prefill_s + times.decode_s > self._times.sum_s:
+                    self._times = Times(times.queue_s, times.prefill_s, times.decode_s)
+                self._times.preempted = preempted
+
+    def fail(self, error: Exception) -> None:
+        """Close with the outcome that an exception stands for."""
+        if isinstance(error, DeadlineExceeded):
+            self.close("deadline")
+        elif isinstance(error, RequestError) and not self.usage.output:
+            self.close(f"rejected:{error.code or error.kind}")
+        else:
+            self.close("error")
+
+    def close(self, outcome: str) -> None:
+        """End the books: stop, length, abort, error, deadline, or rejected:REASON."""
+        if not self._open:
+            return
+        self._open = False
+        total_s = time.monotonic() - self.arrived_s
+        times = self._times
+        if not times.sum_s and self._first_s is not None:
+            # The engine's own times come with its last output; without one, the server's view must do.
+            times = Times(0.0, self._first_s - self.arrived_s, max(self._last_s.values()) - self._first_s)
+        rejected = outcome.removeprefix("rejected:") if outcome.startswith("rejected:") else None
+        if rejected is not None:
+            self._metrics.rejected(rejected)
+        else:
+            usage = self.usage
+            counts = (usage.prompt, usage.cached, usage.output)
+            self._metrics.ended(outcome, counts, (times.queue_s, times.prefill_s, times.decode_s), total_s)
+            later_tokens = max(1, usage.output - len(self._last_s))
+            self._metrics.time_per_token(times.decode_s * max(1, len(self._last_s)) / later_tokens, times.preempted)
+        if self._write_line:
+            self._write(outcome, times, total_s)
+
+    def _write(self, outcome: str, times: Times, total_s: float) -> None:
+        usage, params = self.usage, self._params
+        server_s = max(0.0, total_s - times.sum_s)
+        log.info(
+            "%s %s %s",
+            self._route,
+            outcome,
+            self.id,
+            extra={
+                "prompt": usage.prompt,
+                "cached": usage.cached,
+                "output": usage.output,
+                "n": params.n if params is not None else 0,
+                "tenant": self._tenant[:6] or "-",
+                "queue_s": round(times.queue_s, 4),
+                "prefill_s": round(times.prefill_s, 4),
+                "decode_s": round(times.decode_s, 4),
+                "server_s": round(server_s, 4),
+                "total_s": round(total_s, 4),
+                "preempted": times.preempted,
+            },
+        )

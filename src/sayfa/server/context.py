@@ -1,0 +1,128 @@
+"""What all handlers share, made once by `create_app`: the engine's client, the text side, options, metrics.
+
+Nothing here belongs to one request. Knows no routes.
+"""
+
+import hashlib
+import time
+import uuid
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import msgspec
+
+from sayfa.base.config import ServerOptions
+from sayfa.base.errors import EngineDead, InvalidRequest, NotFound, Overloaded
+from sayfa.base.messages import EngineInfo
+from sayfa.server.metrics import ServerMetrics
+from sayfa.server.sse import EventStream
+from sayfa.text.tokenizer import Tokenizer
+from sayfa.wire.client import EngineClient
+
+
+class Template(Protocol):
+    """What the server needs of a chat template."""
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> str: ...
+
+
+class TextTools:
+    """Tokenizer and chat template of the model; there as soon as they are loaded."""
+
+    def __init__(self, tokenizer: Tokenizer, template: Template | None) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+
+    def chat_ids(
+        self, messages: list[dict[str, Any]], opens: bool, goes_on: bool, kwargs: Mapping[str, Any]
+    ) -> list[int]:
+        """Ids of a conversation after the template. Raises InvalidRequest if there is no template or it refuses."""
+        if self.template is None:
+            raise InvalidRequest(
+                "This model has no chat template; use /v1/completions, or start the server with --chat-template.",
+                code="no_chat_template",
+            )
+        text = self.template.render(messages, opens, goes_on, **kwargs)
+        return self.tokenizer.encode_chat(text)
+
+
+class ServerContext:
+    """Shared state of the server.
+
+    names: what clients may call the model; the first is shown. text: None while the tokenizer is loading.
+    """
+
+    def __init__(
+        self, client: EngineClient, text: TextTools | None, options: ServerOptions, names: list[str], version: str
+    ) -> None:
+        self.client = client
+        self.text = text
+        self.options = options
+        self.names = names
+        self.version = version
+        self.created_s = int(time.time())
+        self.draining = False
+        self.stopping = False
+        self.metrics = ServerMetrics(names[0], options.vllm_metric_names)
+        self.streams: set[EventStream] = set()
+        # Tokenizing long texts would hold up every stream; two threads, since the engine needs the cores.
+        self.pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="text")
+        self._fingerprint: tuple[str, str] | None = None
+
+    def new_id(self, prefix: str) -> str:
+        """An id of our own making, unique over restarts and replicas."""
+        return f"{prefix}-{uuid.uuid4().hex}"
+
+    def check_model(self, name: str) -> str:
+        """Return the name if clients may use it; raise NotFound (404 `model_not_found`) otherwise."""
+        if name in self.names:
+            return name
+        known = ", ".join(f"`{known}`" for known in self.names)
+        shown = name if len(name) <= 100 else name[:100] + "…"
+        raise NotFound(
+            f"There is no model `{shown}` here; this server has {known}.", param="model", code="model_not_found"
+        )
+
+    def ready_info(self) -> EngineInfo:
+        """Facts of the running engine; raises Overloaded or EngineDead while there is none."""
+        if self.draining:
+            raise Overloaded("The server is shutting down and takes no new requests.", code="draining", retry_after_s=5)
+        info = self.client.info
+        if self.client.state == "ready" and info is not None and self.text is not None:
+            return info
+        if self.client.state in ("dead", "failed"):
+            raise EngineDead
+        raise Overloaded("The model is still being loaded; try again in a moment.", code="starting", retry_after_s=2)
+
+    @property
+    def tools(self) -> TextTools:
+        """Tokenizer and template; raises Overloaded while they are loading."""
+        if self.text is None:
+            raise Overloaded(
+                "The model is still being loaded; try again in a moment.", code="starting", retry_after_s=2
+            )
+        return self.text
+
+    def salt(self, tenant: str, caller_salt: str | None) -> str:
+        """The salt of a request's pages: tenants never share pages, and a caller's own salt can only divide further."""
+        if not tenant and caller_salt is None:
+            return ""
+        return msgspec.json.encode([tenant, caller_salt]).decode()
+
+    def deadline(self, wished_s: float | None) -> float | None:
+        """Seconds from arrival after which an answer is worthless; the operator's default for callers that say nothing."""
+        return wished_s if wished_s is not None else (self.options.default_deadline or None)
+
+    def fingerprint(self, info: EngineInfo) -> str:
+        """`system_fingerprint`: changes when model, version or arithmetic change, that is when answers might."""
+        key = "|".join((self.version, info.model, info.architecture, info.dtype, info.kv_dtype, info.isa))
+        if self._fingerprint is None or self._fingerprint[0] != key:
+            self._fingerprint = (key, "fp_" + hashlib.sha256(key.encode()).hexdigest()[:10])
+        return self._fingerprint[1]

@@ -1,0 +1,133 @@
+"""POST /v1/chat/completions: messages to ids by the model's template, pieces to chat objects or chunks.
+
+Called by the app's routing table. Knows no tokens' meaning and no engine.
+"""
+
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sayfa.base.errors import InvalidRequest
+from sayfa.server import limits
+from sayfa.server.answer import Piece
+from sayfa.server.books import Record
+from sayfa.server.context import ServerContext
+from sayfa.server.errors import to_answer
+from sayfa.server.generate import Generation, Plan
+from sayfa.server.openai.chunks import Envelope, encode, usage_object
+from sayfa.server.openai.logprobs import chat_logprobs, prompt_logprobs
+from sayfa.server.openai.messages import chat_ids
+from sayfa.server.openai.protocol import ChatRequest, Sampled, refuse_unserved
+from sayfa.server.routes import context_of, generation
+from sayfa.server.sse import EventStream
+
+
+async def create_chat_completion(request: Request) -> Response:
+    """Answer a conversation, streamed or whole."""
+    return await generation(request, ChatRequest, _answer)
+
+
+async def _answer(request: Request, body: ChatRequest, record: Record) -> Response:
+    context = context_of(request)
+    info = context.ready_info()
+    model = context.check_model(body.model)
+    refuse_unserved(body)
+    tokenizer = context.tools.tokenizer
+    figures = limits.Figures.of(info, tokenizer.vocab_size, context.options)
+    params = limits.admit_chat(body, figures, tokenizer.eos_ids)
+    ids = await chat_ids(context, body)
+    limits.check_ids("messages", ids, figures)
+    explicit = params.max_tokens is not None
+    params = limits.admit_lengths([ids], params, figures, "messages", explicit)
+    plan = Plan(
+        id=context.new_id("chatcmpl"),
+        route="/v1/chat/completions",
+        prompts=[ids],
+        params=params,
+        num_answers=params.n,
+        tenant=request.scope.get("sayfa.tenant", ""),
+        salt=context.salt(request.scope.get("sayfa.tenant", ""), body.cache_salt),
+        priority=body.priority or 0,
+        deadline_s=context.deadline(body.deadline_s),
+        wants_entries=bool(body.logprobs),
+    )
+    run = Generation(context, plan, record)
+    fingerprint = context.fingerprint(info)
+    if body.stream:
+        envelope = Envelope(True, plan.id, int(time.time()), model, fingerprint, usage_mode(body))
+        return EventStream(_events(context, run, body, envelope), lambda e: to_answer(e, plan.id), context.streams)
+    return await _whole(context, run, body, model, fingerprint)
+
+
+def usage_mode(body: Sampled) -> str:
+    """How `stream_options` wants the counts: "none", "last" or "all"."""
+    options = body.stream_options
+    if options is None:
+        return "none"
+    if options.continuous_usage_stats:
+        return "all"
+    return "last" if options.include_usage else "none"
+
+
+async def _events(
+    context: ServerContext, run: Generation, body: ChatRequest, envelope: Envelope
+) -> AsyncGenerator[bytes, None]:
+    """One event or more for each piece: role once, then text, then the reason alone; usage and the mark at the end."""
+    tokenizer = context.tools.tokenizer
+    greeted: set[int] = set()
+    ids = [] if body.return_token_ids else None
+    top = body.top_logprobs or 0
+    async for piece in run.pieces():
+        event = b""
+        index, text = piece.index, piece.text
+        if index not in greeted:
+            greeted.add(index)
+            event = envelope.role(index, run.usage)
+        if text or piece.entries or (ids is not None and piece.tokens):
+            logprobs = chat_logprobs(tokenizer, piece.entries, top) if body.logprobs else None
+            event += envelope.text(index, text, logprobs, piece.tokens if ids is not None else None, run.usage)
+        if piece.finish is not None:
+            event += envelope.finish(index, piece.finish, run.usage)
+        if event:
+            yield event
+    yield envelope.end(run.usage)
+
+
+async def _whole(context: ServerContext, run: Generation, body: ChatRequest, model: str, fingerprint: str) -> Response:
+    """Collect all pieces into one object."""
+    tokenizer = context.tools.tokenizer
+    pieces: list[list[Piece]] = [[] for _ in range(run.plan.num_answers)]
+    async for piece in run.pieces():
+        pieces[piece.index].append(piece)
+    choices: list[dict[str, Any]] = []
+    for index, parts in enumerate(pieces):
+        text = "".join(part.text for part in parts)
+        entries = [entry for part in parts for entry in part.entries]
+        choice: dict[str, Any] = {
+            "index": index,
+            "message": {"role": "assistant", "content": text, "refusal": None},
+            "logprobs": chat_logprobs(tokenizer, entries, body.top_logprobs or 0) if body.logprobs else None,
+            "finish_reason": parts[-1].finish,
+        }
+        if body.return_token_ids:
+            choice["token_ids"] = [token for part in parts for token in part.tokens]
+        choices.append(choice)
+    answer: dict[str, Any] = {
+        "id": run.plan.id,
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": model,
+        "system_fingerprint": fingerprint,
+        "choices": choices,
+        "usage": usage_object(run.usage),
+    }
+    prompt = run.plan.prompts[0]
+    if body.prompt_logprobs is not None:
+        answer["prompt_logprobs"] = prompt_logprobs(tokenizer, prompt, run.prompt_logprobs[0], body.prompt_logprobs)
+    if body.return_token_ids:
+        answer["prompt_token_ids"] = prompt
+    return Response(encode(answer), media_type="application/json")

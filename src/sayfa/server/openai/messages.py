@@ -1,0 +1,98 @@
+"""Messages of a request to the ids of a prompt: checks, the model's chat template, the tokenizer.
+
+Called by chat and /tokenize. Rules where OpenAI's documents leave a choice:
+- `developer` is rendered as `system`: templates know that name.
+- Tool calls of the history are rendered with their arguments as an object. Arguments that are no JSON object (models write
+  such) are wrapped as `{"arguments": TEXT}`; empty or null ones are `{}`. A turn is never refused for them (B045).
+Knows no sampling.
+"""
+
+from typing import Any
+
+import msgspec
+
+from sayfa.base.errors import InvalidRequest
+from sayfa.server.context import ServerContext
+from sayfa.server.openai.protocol import ChatRequest, Message, TokenizeRequest
+from sayfa.server.routes import in_thread
+
+INLINE_CHARS = 4096
+"""Shorter conversations are rendered and tokenized at once: a hop to a thread would cost more than it spares."""
+
+
+async def chat_ids(context: ServerContext, body: ChatRequest | TokenizeRequest) -> list[int]:
+    """Render and tokenize `body.messages`; raise InvalidRequest naming the message that cannot be rendered."""
+    messages = [_plain(index, message) for index, message in enumerate(body.messages or ())]
+    goes_on = bool(body.continue_final_message)
+    if goes_on and body.add_generation_prompt:
+        raise InvalidRequest(
+            "`continue_final_message` and `add_generation_prompt` exclude each other.", param="continue_final_message"
+        )
+    if goes_on and messages[-1]["role"] != "assistant":
+        raise InvalidRequest(
+            "`continue_final_message` needs a last message of the assistant.", param="continue_final_message"
+        )
+    opens = not goes_on if body.add_generation_prompt is None else body.add_generation_prompt
+    kwargs = body.chat_template_kwargs or {}
+
+    def work() -> list[int]:
+        return context.tools.chat_ids(messages, opens, goes_on, kwargs)
+
+    size = sum(len(message.content or "") for message in body.messages or ())
+    return await in_thread(context, work) if size > INLINE_CHARS or len(messages) > 32 else work()
+
+
+def _plain(index: int, message: Message) -> dict[str, Any]:
+    """A message as templates know it."""
+    plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
+    plain["content"] = _content(index, message)
+    if message.name is not None:
+        plain["name"] = message.name
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        plain["tool_calls"] = [_tool_call(index, call) for call in message.tool_calls]
+    return plain
+
+
+def _content(index: int, message: Message) -> str | list[dict[str, str]] | None:
+    content = message.content
+    if content is None:
+        if message.role == "assistant":
+            return None if message.tool_calls else (message.refusal or "")
+        raise InvalidRequest(f"`messages[{index}].content` is missing or null.", param="messages")
+    if isinstance(content, str):
+        return content
+    parts: list[dict[str, str]] = []
+    for number, part in enumerate(content):
+        if part.type != "text":
+            raise InvalidRequest(
+                f"`messages[{index}].content[{number}]` is of type {part.type[:40]!r}; only text parts are served.",
+                param="messages", code="unsupported_content_type",
+            )  # fmt: skip
+        if part.text is None:
+            raise InvalidRequest(f"`messages[{index}].content[{number}].text` is missing.", param="messages")
+        parts.append({"type": "text", "text": part.text})
+    return parts
+
+
+def _tool_call(index: int, call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidRequest(f"`messages[{index}].tool_calls` holds a call without `function.name`.", param="messages")
+    name, arguments = function["name"], _arguments(function.get("arguments"))
+    return {"id": str(call.get("id") or ""), "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _arguments(value: Any) -> dict[str, Any]:
+    if value is None or value == "":
+        return {}
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, str):
+        try:
+            read = msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError):
+            read = None
+        return read if isinstance(read, dict) else {"arguments": value}
+    return {"arguments": msgspec.json.encode(value).decode()}

@@ -1,0 +1,211 @@
+"""What may be asked: the request models of all routes, as OpenAI's clients and vLLM's users send them.
+
+Types are strict (no "1" for 1, no true for 1). Ranges and costs are `limits`' duty, meanings the handlers'. A field that is
+known but not served is refused by name in `refuse_unserved`, so that nothing is ignored in silence which would change an
+answer; fields that change nothing here (`store`, `metadata`, …) are accepted. Called by the handlers; knows no engine.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from sayfa.base.errors import InvalidRequest
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+def _id_keys(value: Any) -> Any:
+    """Token ids as keys of a JSON object are strings; read them as numbers."""
+    if not isinstance(value, dict):
+        return value
+    read: dict[Any, Any] = {}
+    for key, bias in value.items():
+        digits = key.removeprefix("-") if isinstance(key, str) else ""
+        if not (digits.isascii() and digits.isdigit() and len(digits) <= 18):
+            raise ValueError("must map token ids (integers as strings) to numbers in [-100, 100]")
+        if int(key) in read:
+            raise ValueError(f"holds the token id {int(key)} twice")
+        read[int(key)] = bias
+    return read
+
+
+LogitBias = Annotated[dict[int, float] | None, BeforeValidator(_id_keys)]
+
+
+class Open(BaseModel):
+    """Base of request models: strict types, unknown fields kept to be reported."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+
+class StreamOptions(Open):
+    """include_usage: one more chunk with the counts at the end. continuous_usage_stats: counts in every chunk."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class ResponseFormat(Open):
+    """Only `{"type": "text"}` is served."""
+
+    type: str
+
+
+class Sampled(Open):
+    """Fields that chat and completions share, OpenAI's first and then those that OpenAI lacks."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: LogitBias = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    user: str | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    allowed_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    priority: int | None = Field(None, description="Lower runs earlier; 0 is normal; in [-100, 100].")
+    deadline_s: float | None = Field(None, description="Seconds after which the answer is worthless (then 408).")
+    cache_salt: str | None = Field(None, description="Requests share cached prefixes only under the same salt.")
+    return_token_ids: bool | None = None
+
+
+class ContentPart(Open):
+    """A part of a message's content; only text parts are served."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(Open):
+    """A message of the conversation so far."""
+
+    role: Role
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+
+
+class ChatRequest(Sampled):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = Field(None, description="Wins over `max_tokens` if both are given.")
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    modalities: list[str] | None = None
+
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+
+
+class CompletionRequest(Sampled):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    suffix: str | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    logprobs: int | None = None
+    add_special_tokens: bool | None = None
+
+
+class TokenizeRequest(Open):
+    """POST /tokenize: ids of a prompt, or of a chat after the template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Open):
+    """POST /detokenize: text of ids."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+_GRAMMAR_FIELDS = (
+    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend",
+    "grammar", "json_schema", "regex", "ebnf",
+)  # fmt: skip
+_OTHER_FIELDS = {
+    "chat_template": "a template comes from the model or the operator, never from a request",
+    "functions": "tool calls are not served yet",
+    "function_call": "tool calls are not served yet",
+    "audio": "only text is served",
+    "web_search_options": "this server fetches nothing",
+    "use_beam_search": "beam search is not served yet",
+    "truncate_prompt_tokens": "a prompt is never cut; send a shorter one",
+    "kv_transfer_params": "transfer between engines is not served yet",
+    "lora_request": "adapters are not served yet",
+}
+
+
+def refuse_unserved(request: Sampled) -> None:
+    """Raise InvalidRequest for a field that would change the answer and cannot be obeyed yet."""
+    extra = request.model_extra or {}
+    for name in _GRAMMAR_FIELDS:
+        if extra.get(name) is not None:
+            raise _unserved(name, "structured output is not served yet")
+    for name, why in _OTHER_FIELDS.items():
+        if extra.get(name) not in (None, False, "none"):
+            raise _unserved(name, why)
+    if isinstance(request, CompletionRequest):
+        if request.suffix:
+            raise _unserved("suffix", "text cannot be inserted before a suffix")
+        if (extra.get("response_format") or {"type": "text"}) != {"type": "text"}:
+            raise _unserved("response_format", 'structured output is not served yet; only {"type": "text"} is')
+        return
+    if isinstance(request, ChatRequest):
+        _refuse_unserved_chat(request)
+
+
+def _refuse_unserved_chat(request: ChatRequest) -> None:
+    if request.response_format is not None and request.response_format.type != "text":
+        raise _unserved("response_format", 'structured output is not served yet; only {"type": "text"} is')
+    if request.tools:
+        raise _unserved("tools", "tool calls are not served yet")
+    if request.tool_choice not in (None, "none", "auto"):
+        raise _unserved("tool_choice", "tool calls are not served yet")
+    if request.modalities not in (None, [], ["text"]):
+        raise _unserved("modalities", "only text is served")
+
+
+def _unserved(name: str, why: str) -> InvalidRequest:
+    return InvalidRequest(f"`{name}` cannot be obeyed: {why}. Leave it out.", param=name, code="unsupported_parameter")

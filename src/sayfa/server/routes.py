@@ -1,0 +1,72 @@
+"""What every generation route does around its own work: books, body, leaving clients.
+
+Called by the handlers of chat and completions. Knows no request's meaning.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sayfa.server.body import read_model
+from sayfa.server.books import Record
+from sayfa.server.context import ServerContext
+from sayfa.server.sse import wait_until_gone
+
+Model = TypeVar("Model", bound=BaseModel)
+CLIENT_LEFT = 499
+
+
+def context_of(request: Request) -> ServerContext:
+    """The server's shared state."""
+    context: ServerContext = request.app.state.context
+    return context
+
+
+async def generation(
+    request: Request, model: type[Model], work: Callable[[Request, Model, Record], Awaitable[Response]]
+) -> Response:
+    """Run one generation request: open its books, read its body, do `work` while its client is there."""
+    context = context_of(request)
+    tenant: str = request.scope.get("sayfa.tenant", "")
+    record = Record(context.metrics, request.scope["path"], tenant, context.options.log_requests)
+    request.scope["sayfa.record"] = record
+    try:
+        body = await read_model(request, model, context.options.max_body_bytes)
+        return await while_connected(request, work(request, body, record))
+    except Exception as error:
+        record.fail(error)
+        raise
+
+
+async def while_connected(request: Request, work: Awaitable[Response]) -> Response:
+    """Await `work`, but cancel it as soon as the client closes the connection.
+
+    The server library does not do this for plain answers; without it an abandoned request would run to its end.
+    """
+    working = asyncio.ensure_future(_response(work))
+    gone = asyncio.ensure_future(wait_until_gone(request.receive))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            return Response(status_code=CLIENT_LEFT)
+        return working.result()
+    finally:
+        gone.cancel()
+        working.cancel()
+        await asyncio.gather(working, gone, return_exceptions=True)
+
+
+async def _response(work: Awaitable[Response]) -> Response:
+    return await work
+
+
+async def in_thread(context: ServerContext, work: Callable[[], Any]) -> Any:
+    """Run text work on one of the server's own threads."""
+    return await asyncio.get_running_loop().run_in_executor(context.pool, work)
+
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]

@@ -1,0 +1,147 @@
+"""Write a stream of server-sent events, and notice when its reader leaves or stops reading.
+
+`EventStream` is the response of every streamed route. It holds back the status line until the first event is there (so a
+refusal is still a proper 503) but not longer than `START_WAIT_S`. Knows bytes and HTTP; knows no tokens.
+
+Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from sayfa.server.errors import Answer, body_bytes, headers_of
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+START_WAIT_S = 1.0
+SLOW_SEND_LIMIT_S = 10.0
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+async def wait_until_gone(receive: Receive) -> None:
+    """Return when the client has closed the connection. The body must have been read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Send `events` one by one; each item is one or more whole `data: …` lines ending in a blank line.
+
+    explain: turns an exception of `events` into what the client is told. finished: called once in every ending with
+        the exception that ended the stream (None, CancelledError for a client that left, or an error).
+    streams: the set that a watchdog walks for readers that stopped reading (see `sweep`).
+    """
+
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], explain: Callable[[Exception], Answer], streams: "set[EventStream]"
+    ) -> None:
+        super().__init__()
+        self._events = events
+        self._explain = explain
+        self._streams = streams
+        self._work: asyncio.Task[None] | None = None
+        self._send: Send | None = None
+        self._started = False
+        self.sending_since_s: float | None = None
+        self.last_sent_s = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._send = send
+        self._streams.add(self)
+        self._work = asyncio.create_task(self._pump(send))
+        gone = asyncio.create_task(wait_until_gone(receive))
+        try:
+            await asyncio.wait({self._work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._streams.discard(self)
+            gone.cancel()
+            self._work.cancel()
+            await asyncio.gather(self._work, gone, return_exceptions=True)
+        if not self._work.cancelled():
+            self._work.result()
+
+    def give_up(self) -> None:
+        """End a stream whose reader stopped reading; its request is aborted by the end of `events`."""
+        if self._work is not None:
+            self._work.cancel()
+
+    async def keep_alive(self) -> None:
+        """Send a comment, if the stream has begun and nothing is being sent."""
+        if self._started and self.sending_since_s is None and self._send is not None:
+            self.last_sent_s = time.monotonic()
+            await self._send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+
+    async def _pump(self, send: Send) -> None:
+        events = self._events
+        try:
+            first = await self._first(send)
+            if first is None:
+                return
+            await self._put(send, first)
+            async for event in events:
+                await self._put(send, event)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except Exception as error:
+            await self._fail(send, error)
+        finally:
+            await events.aclose()
+
+    async def _first(self, send: Send) -> bytes | None:
+        """Wait for the first event; begin the response with it, or alone after START_WAIT_S."""
+        waiting = asyncio.ensure_future(anext(self._events, b""))
+        try:
+            await asyncio.wait({waiting}, timeout=START_WAIT_S)
+            if not waiting.done():
+                await self._begin(send)
+            event = await waiting
+        finally:
+            waiting.cancel()
+        if not self._started:
+            await self._begin(send)
+        return event
+
+    async def _begin(self, send: Send) -> None:
+        self._started = True
+        self.last_sent_s = time.monotonic()
+        await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+
+    async def _put(self, send: Send, event: bytes) -> None:
+        self.sending_since_s = self.last_sent_s = time.monotonic()
+        await send({"type": "http.response.body", "body": event, "more_body": True})
+        self.sending_since_s = None
+
+    async def _fail(self, send: Send, error: Exception) -> None:
+        answer = self._explain(error)
+        body = body_bytes(answer)
+        if self._started:
+            await self._put(send, b"data: " + body + b"\n\n" + DONE)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        headers += [(name.encode(), value.encode()) for name, value in headers_of(answer).items()]
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def sweep(streams: set[EventStream], keep_alive_s: float, tick_s: float = 1.0) -> None:
+    """Watch all streams, for ever: end those that cannot be written to, keep quiet ones alive (0 = never).
+
+    One task for all streams, so that a token costs no timer.
+    """
+    while True:
+        await asyncio.sleep(tick_s)
+        now_s = time.monotonic()
+        for stream in list(streams):
+            if stream.sending_since_s is not None and now_s - stream.sending_since_s > SLOW_SEND_LIMIT_S:
+                stream.give_up()
+            elif keep_alive_s and now_s - stream.last_sent_s >= keep_alive_s:
+                await stream.keep_alive()
