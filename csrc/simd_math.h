@@ -101,6 +101,35 @@ inline Vf vkeep(Vf x, Lanes index, int32_t lo, int32_t hi, float fill) {
   return from_bits((bits_of(x) & inside) | (bits_of(vset(fill)) & ~inside));
 }
 
+// Bit i is set where lane i of a is at least (more: greater than) lane i of b. NaN sets nothing.
+inline uint32_t mask_at_least(Vf a, Vf b) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ);
+#elif defined(__AVX2__)
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ)));
+#elif defined(__x86_64__)
+  return static_cast<uint32_t>(_mm_movemask_ps(_mm_cmpge_ps(a, b)));
+#else
+  uint32_t mask = 0;
+  for (int i = 0; i < W; ++i) mask |= static_cast<uint32_t>(a[i] >= b[i]) << i;
+  return mask;
+#endif
+}
+
+inline uint32_t mask_more(Vf a, Vf b) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ);
+#elif defined(__AVX2__)
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)));
+#elif defined(__x86_64__)
+  return static_cast<uint32_t>(_mm_movemask_ps(_mm_cmpgt_ps(a, b)));
+#else
+  uint32_t mask = 0;
+  for (int i = 0; i < W; ++i) mask |= static_cast<uint32_t>(a[i] > b[i]) << i;
+  return mask;
+#endif
+}
+
 // Sum and largest of the lanes, in a fixed tree.
 inline float hsum(Vf v) {
 #if defined(__AVX512F__)
