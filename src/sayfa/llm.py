@@ -1,0 +1,263 @@
+"""The offline door: `LLM(model).generate(prompts)` over an engine in this process.
+
+Called by users and by `sayfa generate`. Text goes in and comes out here; the engine itself sees token ids only.
+Importing this file loads neither numpy nor torch: the engine is imported when an `LLM` is made.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from sayfa.base.errors import InvalidRequest
+from sayfa.base.messages import EngineOutput, Request
+from sayfa.base.registry import Registry
+from sayfa.base.sampling_params import SamplingParams
+from sayfa.base.settings import engine_config
+from sayfa.base.step import TokenLogprobs
+from sayfa.hub import resolve_model
+from sayfa.text.detokenizer import Detokenizer
+from sayfa.text.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from sayfa.engine.engine import Engine
+
+Prompt: TypeAlias = str | list[int]
+
+_PARTS = Registry("sayfa.llm", {"build_engine": "sayfa.engine.build:build_engine"})
+
+
+class TokenChoice(msgspec.Struct, frozen=True):
+    """One token of an answer with its log-probability; `top` holds (id, text, log-probability), best first."""
+
+    token_id: int
+    text: str
+    logprob: float
+    rank: int
+    top: list[tuple[int, str, float]]
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of a request: prompt, all answers together, and how many of the prompt's were found in the cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer to a prompt.
+
+    finish_reason: "stop" (end token or stop string), "length", "deadline" or "error" (then `error` is a sentence).
+    stop_reason: the stop string, or the id of the token, that ended it.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    stop_reason: str | int | None = None
+    logprobs: list[TokenChoice] | None = None
+    error: str | None = None
+
+
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What a prompt gave: `outputs` are its `n` answers in order; `text` is the first one's."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[Answer]
+    usage: Usage
+    prompt_logprobs: list[TokenChoice] | None = None
+
+    @property
+    def text(self) -> str:
+        """The first answer's text."""
+        return self.outputs[0].text
+
+
+class LLM:
+    """A model in this process.
+
+    model: as on the command line (alias, .gguf file, folder, hub id). options: the engine's settings by their names,
+    for example `max_model_len=4096`, `threads=2`. Raises ConfigError or ModelError. Not for use from several threads.
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:
+        config = engine_config({**options, "model": model})
+        path = resolve_model(model, revision=config.model.revision, offline=config.model.offline)
+        config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, model=str(path)))
+        self._engine: Engine = _PARTS.get("build_engine")(config)
+        self._tokenizer = load_tokenizer(path)
+        self._num_requests = 0
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._tokenizer
+
+    @property
+    def engine(self) -> "Engine":
+        """The engine underneath."""
+        return self._engine
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue each prompt (text or token ids); return the outputs in the order of the prompts.
+
+        params: one for all, or one for each. on_progress: called with (prompts done, all) after each that is done. A
+        request that cannot be served raises InvalidRequest before any work; one that fails later has an `error`.
+        """
+        jobs = [
+            _Job(self._tokenizer, None if isinstance(prompt, list) else prompt, self._encode(prompt), wish)
+            for prompt, wish in _pair(_as_list(prompts), params)
+        ]
+        return self._run(jobs, on_progress)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        return prompt if isinstance(prompt, list) else self._tokenizer.encode(prompt)
+
+    def _run(self, jobs: "list[_Job]", on_progress: Callable[[int, int], None] | None) -> list[RequestOutput]:
+        """Feed the jobs as the engine has room, step until all are done."""
+        engine, waiting = self._engine, list(reversed(jobs))
+        open_jobs: dict[str, _Job] = {}
+        done = 0
+        try:
+            while waiting or open_jobs:
+                while waiting and len(open_jobs) < 2 * engine.info.max_num_seqs:
+                    job = waiting.pop()
+                    request = job.request(f"offline-{self._num_requests}", self._tokenizer)
+                    self._num_requests += 1
+                    engine.add(request)
+                    open_jobs[request.id] = job
+                for output in engine.step().outputs:
+                    job_or_none = open_jobs.get(output.id)
+                    if job_or_none is not None and job_or_none.take(output):
+                        del open_jobs[output.id]
+                        engine.abort([output.id])  # branches may go on that a stop string has ended here
+                        done += 1
+                        if on_progress is not None:
+                            on_progress(done, len(jobs))
+        finally:
+            engine.abort(list(open_jobs))
+            while engine.has_work:
+                engine.step()
+        return [job.result() for job in jobs]
+
+
+class _Branch:
+    """One answer in the making."""
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+        self.detokenizer = Detokenizer(
+            tokenizer, params.stop, params.include_stop_str_in_output, params.skip_special_tokens
+        )
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.last: EngineOutput | None = None
+        self.stop_string: str | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.last is not None or self.stop_string is not None
+
+    def take(self, output: EngineOutput) -> None:
+        for index, token in enumerate(output.tokens):
+            if self.stop_string is not None:
+                return
+            self.token_ids.append(token)
+            self.logprobs += output.logprobs[index : index + 1]
+            self.detokenizer.push([token], output.finish is not None and index + 1 == len(output.tokens))
+            self.stop_string = self.detokenizer.stop_string
+        if output.finish is not None and self.stop_string is None:
+            self.detokenizer.push([], True)
+            self.last = output
+
+
+class _Job:
+    """One prompt, its wishes and what came back."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: str | None, ids: list[int], params: SamplingParams) -> None:
+        self._tokenizer = tokenizer
+        self._prompt = prompt
+        self._ids = ids
+        self._params = params
+        self._branches = [_Branch(tokenizer, params) for _ in range(params.n)]
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._num_cached = 0
+
+    def request(self, request_id: str, tokenizer: Tokenizer) -> Request:
+        """Make the engine's request. Raises InvalidRequest."""
+        self._params.check()
+        params = msgspec.structs.replace(self._params, eos_token_ids=sorted(tokenizer.eos_ids))
+        return Request(id=request_id, prompt=self._ids, params=params)
+
+    def take(self, output: EngineOutput) -> bool:
+        """Take a step's output of one branch; tell whether all branches are done."""
+        self._prompt_logprobs += output.prompt_logprobs
+        self._num_cached = max(self._num_cached, output.num_cached)
+        branch = self._branches[output.branch]
+        if not branch.done:
+            branch.take(output)
+        return all(branch.done for branch in self._branches)
+
+    def result(self) -> RequestOutput:
+        """Put together what came."""
+        answers = [self._answer(index, branch) for index, branch in enumerate(self._branches)]
+        usage = Usage(
+            prompt_tokens=len(self._ids),
+            completion_tokens=sum(len(answer.token_ids) for answer in answers),
+            cached_tokens=self._num_cached,
+        )
+        scored = None
+        if self._params.prompt_logprobs is not None:
+            scored = list(self._choices(self._ids[1:], self._prompt_logprobs))
+        return RequestOutput(
+            prompt=self._prompt, prompt_token_ids=self._ids, outputs=answers, usage=usage, prompt_logprobs=scored
+        )
+
+    def _answer(self, index: int, branch: _Branch) -> Answer:
+        last = branch.last
+        reason: str = "stop" if branch.stop_string is not None or last is None or last.finish is None else last.finish
+        return Answer(
+            index=index,
+            text=branch.detokenizer.text,
+            token_ids=branch.token_ids,
+            finish_reason=reason,
+            stop_reason=branch.stop_string if last is None else last.stop_token,
+            logprobs=None if self._params.logprobs is None else list(self._choices(branch.token_ids, branch.logprobs)),
+            error=None if last is None else last.error,
+        )
+
+    def _choices(self, ids: list[int], scores: list[TokenLogprobs]) -> Iterator[TokenChoice]:
+        text = self._tokenizer.token_text
+        for token, score in zip(ids, scores, strict=False):
+            top = [(other, text(other), value) for other, value in zip(score.top_ids, score.top_logprobs, strict=True)]
+            yield TokenChoice(token, text(token), score.logprob, score.rank, top)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Tell one prompt from several: a list of ints is one prompt of token ids."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [[int(item) for item in prompts if isinstance(item, int)]]
+    return [prompt for prompt in prompts if not isinstance(prompt, int)]
+
+
+def _pair(
+    items: list[Any], params: SamplingParams | Sequence[SamplingParams] | None
+) -> Iterator[tuple[Any, SamplingParams]]:
+    """Give each item its params. Raises InvalidRequest if there are more of one than of the other."""
+    if params is None or isinstance(params, SamplingParams):
+        params = [params or SamplingParams()] * len(items)
+    if len(params) != len(items):
+        raise InvalidRequest(
+            f"there are {len(items)} prompts but {len(params)} params; give one for all or one for each."
+        )
+    yield from zip(items, params, strict=True)
