@@ -1,4 +1,4 @@
-"""Law: pages do not change the answer. The reference executor over scattered pages = a plain recomputation without pages."""
+"""Law: pages do not change the answer: the reference executor over scattered pages = a recomputation without pages."""
 
 import numpy as np
 import pytest
