@@ -60,7 +60,7 @@ def config_from_gguf(file: GgufFile, stem: str) -> ModelConfig:
         post_norms=is_gemma,
         norm_plus_one=False,
         embedding_scale=float(np.float32(math.sqrt(hidden))) if is_gemma else 1.0,
-        attention_scale=1.0 / math.sqrt(query_scalar),
+        attention_scale=facts.number("attention.scale", (1e-6, 100.0), 1.0 / math.sqrt(query_scalar)),
         windows=windows,
         ropes=ropes,
         rope_of_layer=rope_of_layer,
