@@ -5,12 +5,12 @@ tokens. Must not know chat messages.
 """
 
 import json
-import re
 from typing import Any
 
 from tokenizers import Tokenizer, pre_tokenizers
 
 from sayfa.base.errors import InvalidRequest
+from sayfa.text.control_text import ControlTexts
 
 
 class PlainEncoder:
@@ -35,6 +35,8 @@ class PlainEncoder:
             self._plain.pre_tokenizer = backend.pre_tokenizer
         self._space = str(state.get("replacement", " "))
         added = backend.get_added_tokens_decoder()
+        self._control_tokens = {token.content: (index, token) for index, token in added.items() if index in control}
+        self._texts = ControlTexts(self._control_tokens)
         self._plain.add_tokens([token for index, token in sorted(added.items()) if index not in control])
         # Added tokens that are not in the vocabulary got new numbers; these are their right ones.
         self._right_ids = {
@@ -43,7 +45,19 @@ class PlainEncoder:
             if index not in control and (mine := self._plain.token_to_id(token.content)) is not None and mine != index
         }
 
-    def encode(self, text: str, first: bool) -> list[int]:
+    def encode_marked(self, text: str, mark: str) -> list[int]:
+        """Encode a rendered chat: control tokens in it count, those broken by the mark are plain text without it."""
+        ids: list[int] = []
+        at = 0
+        for start, end in self._texts.find(text):
+            index, token = self._control_tokens[text[start:end]]
+            before = text[at:start].rstrip() if token.lstrip else text[at:start]
+            ids += self.encode(before.replace(mark, ""), first=at == 0)
+            ids.append(index)
+            at = end + len(text[end:]) - len(text[end:].lstrip()) if token.rstrip else end
+        return ids + self.encode(text[at:].replace(mark, ""), first=at == 0)
+
+    def encode(self, text: str, first: bool = True) -> list[int]:
         """Encode `text`; `first` says whether the whole text begins here."""
         if not text:
             return []
@@ -56,17 +70,6 @@ class PlainEncoder:
         if self._right_ids:
             ids = [self._right_ids.get(index, index) for index in ids]
         return ids
-
-
-def control_pattern(backend: Tokenizer, control: frozenset[int]) -> re.Pattern[str] | None:
-    """Make a pattern that finds control tokens in a rendered text as the main tokenizer would: leftmost, longest."""
-    added = [token for index, token in backend.get_added_tokens_decoder().items() if index in control and token.content]
-    added.sort(key=lambda token: len(token.content), reverse=True)
-    parts = [
-        (r"\s*" if token.lstrip else "") + "(" + re.escape(token.content) + ")" + (r"\s*" if token.rstrip else "")
-        for token in added
-    ]
-    return re.compile("|".join(parts)) if parts else None
 
 
 def encode_ids(backend: Tokenizer, text: str) -> list[int]:

@@ -24,7 +24,7 @@ from sayfa.base.gguf import read_gguf
 from sayfa.text.facts import TokenizerFacts
 from sayfa.text.gguf_tokenizer import build_from_gguf
 from sayfa.text.hf_tokenizer import build_from_folder
-from sayfa.text.plain_text import PlainEncoder, control_pattern, encode_ids, state_of
+from sayfa.text.plain_text import PlainEncoder, encode_ids, state_of
 from sayfa.text.utf8 import Utf8Decoder
 
 SPACE = "▁"
@@ -39,7 +39,6 @@ class Tokenizer:
         self._added = {index: token.content for index, token in backend.get_added_tokens_decoder().items()}
         self._byte_level, self._strip_left = _spelling(backend)
         self._bytes: dict[int, bytes] = {}
-        self._pattern = control_pattern(backend, facts.special_ids)
         self._plain: PlainEncoder | None = None
         self._lock = threading.Lock()
 
@@ -95,7 +94,7 @@ class Tokenizer:
 
     def encode_text(self, text: str) -> list[int]:
         """Encode what a user wrote (rule 3)."""
-        return self._plain_encoder().encode(text, first=True)
+        return self._plain_encoder().encode(text)
 
     def encode_chat(self, text: str, mark: str = "") -> list[int]:
         """Encode a rendered chat (rule 2).
@@ -103,21 +102,9 @@ class Tokenizer:
         `mark` is a character that the template's renderer put inside the control tokens that users had spelled; such
         a broken token is encoded as the plain text it was, without the mark.
         """
-        if not mark or mark not in text or self._pattern is None:
+        if not mark or mark not in text:
             return encode_ids(self._backend, text)
-        ids: list[int] = []
-        plain, end = self._plain_encoder(), 0
-        for match in self._pattern.finditer(text):
-            ids += plain.encode(text[end : match.start()].replace(mark, ""), first=end == 0)
-            ids.append(self._id_of(match[match.lastindex or 0]))
-            end = match.end()
-        return ids + plain.encode(text[end:].replace(mark, ""), first=end == 0)
-
-    def _id_of(self, text: str) -> int:
-        index = self._backend.token_to_id(text)
-        if index is None:
-            raise ModelError(f"the control token {text!r} has no id")
-        return index
+        return self._plain_encoder().encode_marked(text, mark)
 
     def _plain_encoder(self) -> PlainEncoder:
         with self._lock:
