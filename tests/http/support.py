@@ -18,7 +18,7 @@ from sayfa.base.messages import EngineOutput, Request
 from sayfa.base.step import TokenLogprobs
 from sayfa.server.app import create_app
 from sayfa.server.context import TextTools
-from sayfa.text.chat_template import ChatTemplate
+from sayfa.text.chat_template import load_chat_template
 from sayfa.text.tokenizer import Tokenizer, load_tokenizer
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -61,7 +61,7 @@ def tokenizer() -> Tokenizer:
 def text_tools() -> TextTools:
     """Tokenizer and template of the tiny model."""
     tools = tokenizer()
-    return TextTools(tools, ChatTemplate(tools.chat_template or "", tools.special_tokens))
+    return TextTools(tools, load_chat_template(tools))
 
 
 def ids_of(text: str, byte_by_byte: bool = False) -> list[int]:

@@ -1,13 +1,13 @@
 """One answer growing: tokens of one branch become text, log-probabilities and an end.
 
-Called by `generate`, once for each engine output. Streamed and plain responses are both made of the pieces that come out
-here, so they cannot differ. Knows no HTTP and no response format.
+Called by `generate`, once for each engine output. Streamed and plain responses are both made of the pieces that come
+out here, so they cannot differ. Knows no HTTP and no response format.
 
 Rules:
 1. A token's offset is the number of characters of the whole text that were complete before it (parts of one character
    share an offset), an echoed prompt included.
-2. A token is told (log-probabilities) not before the text in which it begins has been released; when a stop string cut the
-   text, tokens that begin behind the cut are not told at all.
+2. A token is told (log-probabilities) not before the text in which it begins has been released; when a stop string
+   cut the text, tokens that begin behind the cut are not told at all.
 3. The pieces joined do not depend on how the engine's outputs were merged.
 """
 
@@ -32,7 +32,7 @@ class Entry(NamedTuple):
 class Piece(NamedTuple):
     """What one engine output added to one answer. finish is set on the answer's last piece."""
 
-    index: int
+    choice: int
     text: str
     tokens: list[int]
     entries: list[Entry]

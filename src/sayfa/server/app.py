@@ -1,7 +1,7 @@
 """Make the application: routes, error handlers, the edge around them, and the tasks that run beside.
 
-Called by `serve` and by tests. All routes are in `ROUTES`; what is not listed there does not exist, and what is listed needs
-a key unless `auth.OPEN_ROUTES` names it. Knows no engine but through its client.
+Called by `serve` and by tests. All routes are in `ROUTES`; what is not listed there does not exist, and what is
+listed needs a key unless `auth.OPEN_ROUTES` names it. Knows no engine but through its client.
 """
 
 import asyncio
@@ -66,8 +66,8 @@ def create_app(
 ) -> FastAPI:
     """Make the application around an engine's client.
 
-    text: None while the tokenizer is still loading; set `app.state.context.text` later. names: what clients may call the
-    model, the shown one first.
+    text: None while the tokenizer is still loading; set `app.state.context.text` later. names: what clients may call
+    the model, the shown one first.
     """
     context = ServerContext(client, text, options, list(names), version)
 

@@ -132,28 +132,28 @@ def _path(location: tuple[int | str, ...], value: Any) -> list[int | str]:
     """The part of a validator's location that exists in the caller's value (the rest names our own types)."""
     path: list[int | str] = []
     for part in location:
-        if isinstance(value, dict) and isinstance(part, str) and part in value:
+        if isinstance(value, dict) and isinstance(part, str):
+            if part not in value:
+                # A missing field is named too; anything else that is not there is a name of ours.
+                return [*path, part] if part == location[-1] else path
             value = value[part]
         elif isinstance(value, list) and isinstance(part, int) and part < len(value):
             value = value[part]
-        elif isinstance(value, dict) and part == location[-1] and isinstance(part, str):
-            path.append(part)
-            break
         else:
-            break
+            return path
         path.append(part)
     return path
 
 
 def _show(value: Any) -> str:
+    """A wrong value, shortened; what a caller sent is shown to that caller only."""
     if isinstance(value, str):
-        return f"the string of {len(value)} characters" if len(value) > 40 else repr(value)
-    if isinstance(value, bool | int | float) or value is None:
-        return (
-            {None: "null", True: "true", False: "false"}.get(value)
-            if isinstance(value, bool | None)
-            else repr(value)[:40]
-        )  # type: ignore[return-value,arg-type]
+        return f"a string of {len(value)} characters" if len(value) > 40 else repr(value)
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        text = repr(value)
+        return text if len(text) <= 40 else f"{text[:40]}…"
     return "a list" if isinstance(value, list) else "an object"
 
 

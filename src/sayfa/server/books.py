@@ -14,7 +14,7 @@ import msgspec
 from sayfa.base.errors import RequestError
 from sayfa.base.messages import EngineOutput
 from sayfa.base.sampling_params import SamplingParams
-from sayfa.server.errors import DeadlineExceeded
+from sayfa.server.errors import DeadlinePassedError
 from sayfa.server.metrics import ServerMetrics
 
 log = logging.getLogger("sayfa.server.request")
@@ -92,7 +92,7 @@ class Record:
 
     def fail(self, error: Exception) -> None:
         """Close with the outcome that an exception stands for."""
-        if isinstance(error, DeadlineExceeded):
+        if isinstance(error, DeadlinePassedError):
             self.close("deadline")
         elif isinstance(error, RequestError) and not self.usage.output:
             self.close(f"rejected:{error.code or error.kind}")

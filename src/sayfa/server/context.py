@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -17,31 +17,26 @@ from sayfa.base.errors import EngineDead, InvalidRequest, NotFound, Overloaded
 from sayfa.base.messages import EngineInfo
 from sayfa.server.metrics import ServerMetrics
 from sayfa.server.sse import EventStream
-from sayfa.text.tokenizer import Tokenizer
+from sayfa.text.chat_template import ChatTemplate, load_chat_template
+from sayfa.text.tokenizer import Tokenizer, load_tokenizer
 from sayfa.wire.client import EngineClient
-
-
-class Template(Protocol):
-    """What the server needs of a chat template."""
-
-    def render(
-        self,
-        messages: list[dict[str, Any]],
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        **kwargs: Any,
-    ) -> str: ...
 
 
 class TextTools:
     """Tokenizer and chat template of the model; there as soon as they are loaded."""
 
-    def __init__(self, tokenizer: Tokenizer, template: Template | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         self.tokenizer = tokenizer
         self.template = template
 
+    @classmethod
+    def load(cls, model_path: str, template_source: str | None = None) -> "TextTools":
+        """Load both from a model's files; `template_source` takes the place of the model's own template."""
+        tokenizer = load_tokenizer(model_path)
+        return cls(tokenizer, load_chat_template(tokenizer, template_source))
+
     def chat_ids(
-        self, messages: list[dict[str, Any]], opens: bool, goes_on: bool, kwargs: Mapping[str, Any]
+        self, messages: list[dict[str, Any]], opens: bool, goes_on: bool, options: Mapping[str, Any]
     ) -> list[int]:
         """Ids of a conversation after the template. Raises InvalidRequest if there is no template or it refuses."""
         if self.template is None:
@@ -49,8 +44,7 @@ class TextTools:
                 "This model has no chat template; use /v1/completions, or start the server with --chat-template.",
                 code="no_chat_template",
             )
-        text = self.template.render(messages, opens, goes_on, **kwargs)
-        return self.tokenizer.encode_chat(text)
+        return self.template.render(messages, opens, goes_on, options=options).encode(self.tokenizer)
 
 
 class ServerContext:
@@ -117,7 +111,7 @@ class ServerContext:
         return msgspec.json.encode([tenant, caller_salt]).decode()
 
     def deadline(self, wished_s: float | None) -> float | None:
-        """Seconds from arrival after which an answer is worthless; the operator's default for callers that say nothing."""
+        """Seconds from arrival after which an answer is worthless; the operator's default if the caller says none."""
         return wished_s if wished_s is not None else (self.options.default_deadline or None)
 
     def fingerprint(self, info: EngineInfo) -> str:

@@ -1,4 +1,5 @@
-"""The description of the API for machines (/openapi.json) and for people (/docs, a page of our own, no outside address).
+"""The description of the API for machines (/openapi.json) and for people (/docs, a page of our own, no outside
+address).
 
 Request schemas come from the request models; answers are described here. Called by the app. Knows no handlers.
 """

@@ -1,8 +1,8 @@
 """The outermost layer: what is checked for every request before any route sees it, and what every answer gets.
 
-In this order: size of the request line and headers, Host, browser preflight, key, drain. It also gives each request an id
-of our own, turns every exception that nobody caught into a 500 that says nothing of us, and closes books that were left
-open. Installed by `app`; plain ASGI, since a token passes through here. Knows no routes' meaning.
+In this order: size of the request line and headers, Host, browser preflight, key, drain. It also gives each request
+an id of our own, turns every exception that nobody caught into a 500 that says nothing of us, and closes books that
+were left open. Installed by `app`; plain ASGI, since a token passes through here. Knows no routes' meaning.
 """
 
 import logging

@@ -1,8 +1,8 @@
 """Map the error tree to HTTP, in this one place. Called by every handler and by the edge; knows no routes.
 
-Every error leaves as `{"error": {"message", "type", "param", "code"}}` (OpenAI's form) with JSON content type, also when
-a stream has begun (one `data:` event, then `[DONE]`). Texts are written by us: a bug of ours becomes a fixed sentence
-with the request's id, never the text of an exception.
+Every error leaves as `{"error": {"message", "type", "param", "code"}}` (OpenAI's form) with JSON content type, also
+when a stream has begun (one `data:` event, then `[DONE]`). Texts are written by us: a bug of ours becomes a fixed
+sentence with the request's id, never the text of an exception.
 """
 
 import random
@@ -19,7 +19,7 @@ _STATUS_WORDS: dict[int, tuple[str, str, str]] = {
     400: ("invalid_request_error", "bad_request", "The request cannot be read."),
     403: ("permission_error", "forbidden", "This is not allowed."),
     404: ("not_found_error", "unknown_url", "There is no such route here; /docs lists what there is."),
-    405: ("invalid_request_error", "method_not_allowed", "This route does not take this method; /docs lists what it takes."),
+    405: ("invalid_request_error", "method_not_allowed", "This route does not take this method; see /docs."),
     413: ("invalid_request_error", "request_too_large", "The request is too large."),
     414: ("invalid_request_error", "uri_too_long", "The address is too long."),
     415: ("invalid_request_error", "unsupported_media_type", "Send JSON with `Content-Type: application/json`."),
@@ -37,7 +37,7 @@ class StatusError(RequestError):
         self.kind = kind
 
 
-class DeadlineExceeded(RequestError):
+class DeadlinePassedError(RequestError):
     """The caller's own `deadline_s` passed before the answer was complete (408)."""
 
     status = 408

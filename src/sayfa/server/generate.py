@@ -1,8 +1,8 @@
 """One HTTP request's generation: ids to the engine, outputs back, pieces of answers out, books kept.
 
 Called by the chat and completions handlers. A request may hold several prompts (each one engine request) and several
-branches a prompt (`n`, `best_of`). In every ending, also when the client leaves, the engine is told to stop, the metrics
-get exactly one outcome, and one line is logged. Knows no response format.
+branches a prompt (`n`, `best_of`). In every ending, also when the client leaves, the engine is told to stop, the
+metrics get exactly one outcome, and one line is logged. Knows no response format.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from sayfa.base.step import TokenLogprobs
 from sayfa.server.answer import Branch, Piece, echo_prompt
 from sayfa.server.books import Record, Usage
 from sayfa.server.context import ServerContext
-from sayfa.server.errors import DeadlineExceeded
+from sayfa.server.errors import DeadlinePassedError
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """An admitted request: everything that is needed to run it.
 
-    num_answers: choices shown for each prompt; params.n of them are computed (best_of). echo: the prompt leads each text.
-    wants_entries: log-probabilities are to be told.
+    num_answers: choices shown for each prompt; params.n of them are computed (best_of). echo: the prompt leads each
+    text. wants_entries: log-probabilities are to be told.
     """
 
     id: str
@@ -66,8 +66,8 @@ class Generation:
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yield pieces of all answers as they come.
 
-        Raises RequestError if the engine refuses, DeadlineExceeded, EngineError or EngineDead if it fails. Leaving early
-        aborts the engine's work.
+        Raises RequestError if the engine refuses, DeadlinePassedError, EngineError or EngineDead if it fails. Leaving
+        early aborts the engine's work.
         """
         try:
             async with aclosing(self._run(0) if len(self.plan.prompts) == 1 else self._run_all()) as run:
@@ -102,7 +102,7 @@ class Generation:
                     echoed[output.branch] = True
                     yield self._echo(number, branch)
                 piece = branch.push(output)
-                self._record.note(piece.index, len(piece.tokens), output)
+                self._record.note(piece.choice, len(piece.tokens), output)
                 yield piece
                 if piece.finish is not None:
                     open_branches -= 1
@@ -157,7 +157,7 @@ class Generation:
         """Raise for the endings that are no answers."""
         if output.finish == "deadline":
             message = f"The answer was not complete within `deadline_s` ({self.plan.deadline_s} s)."
-            raise DeadlineExceeded(message, param="deadline_s", code="deadline_exceeded")
+            raise DeadlinePassedError(message, param="deadline_s", code="deadline_exceeded")
         if output.finish == "abort":
             raise Overloaded(
                 "The server is shutting down; the answer is not complete.", code="draining", retry_after_s=5

@@ -1,12 +1,12 @@
 """Admission: the one place that bounds what a request may cost, for all routes, before any work is done for it.
 
-Called by every POST handler through `TABLE`; a test fails for a route that is not in it. Order: ranges and list lengths,
-then a cost in answers, tokens and log-probability values (Python integers, so that nothing wraps), then bytes of text
-against the context, and only then may text be tokenized; afterwards the exact lengths. A prompt is never cut. Knows no
-tokens' texts and no engine but its figures.
+Called by every POST handler through `TABLE`; a test fails for a route that is not in it. Order: ranges and list
+lengths, then a cost in answers, tokens and log-probability values (Python integers, so that nothing wraps), then
+bytes of text against the context, and only then may text be tokenized; afterwards the exact lengths. A prompt is
+never cut. Knows no tokens' texts and no engine but its figures.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -59,7 +59,7 @@ class Figures(msgspec.Struct, frozen=True):
         return cls(info.max_model_len, min(info.vocab_size, vocab_size), options.max_n, options.max_prompts)
 
 
-def admit_chat(request: ChatRequest, figures: Figures, eos_ids: Sequence[int]) -> SamplingParams:
+def admit_chat(request: ChatRequest, figures: Figures, eos_ids: Collection[int]) -> SamplingParams:
     """Check a chat request's cost before tokenizing; raise InvalidRequest naming the field."""
     if not request.messages:
         raise InvalidRequest("`messages` is empty; send at least one message.", param="messages")
@@ -81,7 +81,7 @@ def admit_chat(request: ChatRequest, figures: Figures, eos_ids: Sequence[int]) -
     return params
 
 
-def admit_completion(request: CompletionRequest, figures: Figures, eos_ids: Sequence[int]) -> SamplingParams:
+def admit_completion(request: CompletionRequest, figures: Figures, eos_ids: Collection[int]) -> SamplingParams:
     """Check a completion request's cost before tokenizing; raise InvalidRequest naming the field."""
     prompts = split_prompts(request.prompt)
     if len(prompts) > figures.max_prompts:
@@ -173,8 +173,8 @@ def split_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list
     if not prompt:
         raise InvalidRequest("`prompt` is empty; there is nothing to continue.", param="prompt")
     if isinstance(prompt[0], int):
-        return [prompt]  # type: ignore[list-item]
-    return list(prompt)  # type: ignore[arg-type]
+        return [prompt]
+    return list(prompt)
 
 
 def check_ids(name: str, ids: Sequence[int], figures: Figures) -> None:
@@ -192,8 +192,8 @@ def check_text_bytes(num_bytes: int, figures: Figures, param: str) -> None:
     limit = BYTES_PER_TOKEN * figures.context_tokens
     if num_bytes > limit:
         raise InvalidRequest(
-            f"`{param}` has {num_bytes} bytes of text, but this model's context is {figures.context_tokens} tokens; texts "
-            f"above {limit} bytes are refused. Send a shorter one.", param=param, code="context_length_exceeded",
+            f"`{param}` has {num_bytes} bytes of text, but this model's context is {figures.context_tokens} tokens; "
+            f"texts above {limit} bytes are refused. Send a shorter one.", param=param, code="context_length_exceeded",
         )  # fmt: skip
 
 
@@ -226,8 +226,8 @@ def _check_context(num_prompt: int, max_tokens: int | None, figures: Figures, pa
         )  # fmt: skip
     if max_tokens is not None and max_tokens > room:
         raise InvalidRequest(
-            f"`max_tokens` is {max_tokens}, but this model's context of {context} tokens leaves room for {room} after a "
-            f"prompt of {num_prompt}; lower `max_tokens` or shorten the prompt.",
+            f"`max_tokens` is {max_tokens}, but this model's context of {context} tokens leaves room for {room} after "
+            f"a prompt of {num_prompt}; lower `max_tokens` or shorten the prompt.",
             param="max_tokens", code="context_length_exceeded",
         )  # fmt: skip
 
@@ -244,8 +244,8 @@ def _check_cost(params: SamplingParams, figures: Figures, num_prompts: int, prom
     tokens = answers * length
     if tokens > MAX_COST_TOKENS:
         raise InvalidRequest(
-            f"The request may generate {tokens} tokens ({answers} answers × {length}); at most {MAX_COST_TOKENS}. Lower "
-            "`n` or `max_tokens`, or send fewer prompts.", param="max_tokens",
+            f"The request may generate {tokens} tokens ({answers} answers × {length}); at most {MAX_COST_TOKENS}. "
+            "Lower `n` or `max_tokens`, or send fewer prompts.", param="max_tokens",
         )  # fmt: skip
     values = tokens * (params.logprobs + 1) if params.logprobs is not None else 0
     values += num_prompts * longest * (prompt_logprobs + 1) if prompt_logprobs is not None else 0
@@ -258,7 +258,7 @@ def _check_cost(params: SamplingParams, figures: Figures, num_prompts: int, prom
 
 
 def _params(
-    request: Sampled, eos_ids: Sequence[int], *, n: int, max_tokens: int | None, logprobs: int | None
+    request: Sampled, eos_ids: Collection[int], *, n: int, max_tokens: int | None, logprobs: int | None
 ) -> SamplingParams:
     """Build and check SamplingParams. Fields that are absent or null take their defaults."""
     if request.priority is not None:

@@ -1,7 +1,7 @@
 """Write a stream of server-sent events, and notice when its reader leaves or stops reading.
 
-`EventStream` is the response of every streamed route. It holds back the status line until the first event is there (so a
-refusal is still a proper 503) but not longer than `START_WAIT_S`. Knows bytes and HTTP; knows no tokens.
+`EventStream` is the response of every streamed route. It holds back the status line until the first event is there
+(so a refusal is still a proper 503) but not longer than `START_WAIT_S`. Knows bytes and HTTP; knows no tokens.
 
 Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """

@@ -41,6 +41,8 @@ def stats_line(context: ServerContext, prompt_rate: float, generation_rate: floa
         used = 100 * stats.pages_used / max(1, stats.pages_total)
         hits = 100 * stats.prefix_hits / max(1, stats.prefix_queries)
     return (
-        f"Avg prompt throughput: {prompt_rate:.1f} tokens/s, Avg generation throughput: {generation_rate:.1f} tokens/s, "
-        f"Running: {running} reqs, Waiting: {waiting} reqs, KV cache usage: {used:.1f}%, Prefix cache hit rate: {hits:.1f}%"
+        f"Avg prompt throughput: {prompt_rate:.1f} tokens/s, "
+        f"Avg generation throughput: {generation_rate:.1f} tokens/s, "
+        f"Running: {running} reqs, Waiting: {waiting} reqs, "
+        f"KV cache usage: {used:.1f}%, Prefix cache hit rate: {hits:.1f}%"
     )

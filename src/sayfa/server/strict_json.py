@@ -1,7 +1,7 @@
 """Read a request body as JSON, more strictly than the standard library and within bounds.
 
-Called by `body` only. Refuses (400) what parsers disagree about or what costs more than it looks: nesting deeper than 64,
-more than 10,000 keys, duplicate keys, number text beyond 64 characters, NaN and infinities, invalid UTF-8, lone
+Called by `body` only. Refuses (400) what parsers disagree about or what costs more than it looks: nesting deeper than
+64, more than 10,000 keys, duplicate keys, number text beyond 64 characters, NaN and infinities, invalid UTF-8, lone
 surrogates. Knows no fields.
 """
 
@@ -79,10 +79,7 @@ def parse(body: bytes) -> dict[str, Any]:
 def _check_shape(body: bytes) -> None:
     """Bound depth, containers and number text before anything is built."""
     opened = body.count(b"[") + body.count(b"{")
-    if opened <= MAX_DEPTH and len(body) < 4096:
-        bare = body
-    else:
-        bare = _STRINGS.sub(b"", body)
+    bare = body if opened <= MAX_DEPTH and len(body) < 4096 else _STRINGS.sub(b"", body)
     if opened > MAX_DEPTH:
         brackets = bare.translate(None, _NOT_BRACKETS)
         if len(brackets) > 2 * MAX_CONTAINERS:

@@ -7,11 +7,9 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sayfa.base.errors import InvalidRequest
 from sayfa.server import limits
 from sayfa.server.answer import Piece
 from sayfa.server.books import Record
@@ -58,7 +56,9 @@ async def _answer(request: Request, body: ChatRequest, record: Record) -> Respon
     run = Generation(context, plan, record)
     fingerprint = context.fingerprint(info)
     if body.stream:
-        envelope = Envelope(True, plan.id, int(time.time()), model, fingerprint, usage_mode(body))
+        envelope = Envelope(
+            chat=True, answer_id=plan.id, model=model, fingerprint=fingerprint, usage_mode=usage_mode(body)
+        )
         return EventStream(_events(context, run, body, envelope), lambda e: to_answer(e, plan.id), context.streams)
     return await _whole(context, run, body, model, fingerprint)
 
@@ -79,17 +79,17 @@ async def _events(
     """One event or more for each piece: role once, then text, then the reason alone; usage and the mark at the end."""
     tokenizer = context.tools.tokenizer
     greeted: set[int] = set()
-    ids = [] if body.return_token_ids else None
+    with_ids = bool(body.return_token_ids)
     top = body.top_logprobs or 0
     async for piece in run.pieces():
         event = b""
-        index, text = piece.index, piece.text
+        index, text = piece.choice, piece.text
         if index not in greeted:
             greeted.add(index)
             event = envelope.role(index, run.usage)
-        if text or piece.entries or (ids is not None and piece.tokens):
+        if text or piece.entries or (with_ids and piece.tokens):
             logprobs = chat_logprobs(tokenizer, piece.entries, top) if body.logprobs else None
-            event += envelope.text(index, text, logprobs, piece.tokens if ids is not None else None, run.usage)
+            event += envelope.text(index, text, logprobs, piece.tokens if with_ids else None, run.usage)
         if piece.finish is not None:
             event += envelope.finish(index, piece.finish, run.usage)
         if event:
@@ -102,7 +102,7 @@ async def _whole(context: ServerContext, run: Generation, body: ChatRequest, mod
     tokenizer = context.tools.tokenizer
     pieces: list[list[Piece]] = [[] for _ in range(run.plan.num_answers)]
     async for piece in run.pieces():
-        pieces[piece.index].append(piece)
+        pieces[piece.choice].append(piece)
     choices: list[dict[str, Any]] = []
     for index, parts in enumerate(pieces):
         text = "".join(part.text for part in parts)

@@ -1,8 +1,10 @@
 """Bytes of stream events. The parts that are equal over a stream are encoded once; a token pays for its text only.
 
-Called by the chat and completions handlers. B006: the event with `finish_reason` carries no text, ever. Knows no engine.
+Called by the chat and completions handlers. B006: the event with `finish_reason` carries no text, ever. Knows no
+engine.
 """
 
+import time
 from typing import Any
 
 import msgspec
@@ -26,18 +28,16 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 class Envelope:
     """What every event of one stream begins and ends with.
 
-    chat: chat.completion.chunk, else text_completion. usage_mode: "none", "last" (one event at the end) or "all". In chat
-    streams with usage the other events say `"usage": null`, as OpenAI's description of that object asks; a completion's
-    `usage` may not be null there, so it is left out.
+    chat: chat.completion.chunk, else text_completion. usage_mode: "none", "last" (one event at the end) or "all". In
+    chat streams with usage the other events say `"usage": null`, as OpenAI's description of that object asks; a
+    completion's `usage` may not be null there, so it is left out.
     """
 
-    def __init__(
-        self, chat: bool, answer_id: str, created_s: int, model: str, fingerprint: str, usage_mode: str
-    ) -> None:
+    def __init__(self, *, chat: bool, answer_id: str, model: str, fingerprint: str, usage_mode: str) -> None:
         head = {
             "id": answer_id,
             "object": "chat.completion.chunk" if chat else "text_completion",
-            "created": created_s,
+            "created": int(time.time()),
             "model": model,
             "system_fingerprint": fingerprint,
         }

@@ -58,7 +58,9 @@ async def _answer(request: Request, body: CompletionRequest, record: Record) -> 
     run = Generation(context, plan, record)
     fingerprint = context.fingerprint(info)
     if body.stream:
-        envelope = Envelope(False, plan.id, int(time.time()), model, fingerprint, usage_mode(body))
+        envelope = Envelope(
+            chat=False, answer_id=plan.id, model=model, fingerprint=fingerprint, usage_mode=usage_mode(body)
+        )
         return EventStream(_events(context, run, body, envelope), lambda e: to_answer(e, plan.id), context.streams)
     return await _whole(context, run, body, model, fingerprint)
 
@@ -89,9 +91,9 @@ async def _events(
             logprobs = None
             if body.logprobs is not None:
                 logprobs = completion_logprobs(tokenizer, piece.entries, body.logprobs)
-            event = envelope.text(piece.index, piece.text, logprobs, piece.tokens if with_ids else None, run.usage)
+            event = envelope.text(piece.choice, piece.text, logprobs, piece.tokens if with_ids else None, run.usage)
         if piece.finish is not None:
-            event += envelope.finish(piece.index, piece.finish, run.usage)
+            event += envelope.finish(piece.choice, piece.finish, run.usage)
         if event:
             yield event
     yield envelope.end(run.usage)
@@ -104,7 +106,7 @@ async def _whole(
     plan = run.plan
     parts: list[list[Piece]] = [[] for _ in range(len(plan.prompts) * plan.params.n)]
     async for piece in run.pieces():
-        parts[piece.index].append(piece)
+        parts[piece.choice].append(piece)
     choices: list[dict[str, Any]] = []
     for number, branches in enumerate(run.branches):
         kept = branches

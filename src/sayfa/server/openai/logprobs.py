@@ -1,8 +1,8 @@
 """Log-probabilities in the two forms that clients know: chat's list of objects, completions' parallel lists.
 
-Called by the handlers. Values are those of `TokenLogprobs` (before temperature and truncation), floored at -9999.0, so they
-are always JSON numbers (B013). A token that is part of a character is shown as `bytes:\\xf0\\x9f` with its true bytes
-beside it (B015). Knows no streams.
+Called by the handlers. Values are those of `TokenLogprobs` (before temperature and truncation), floored at -9999.0,
+so they are always JSON numbers (B013). A token that is part of a character is shown as `bytes:\\xf0\\x9f` with its
+true bytes beside it (B015). Knows no streams.
 """
 
 import math
@@ -49,7 +49,10 @@ def chat_logprobs(tokenizer: Tokenizer, entries: list[Entry], num_top: int) -> d
 
 def completion_logprobs(tokenizer: Tokenizer, entries: list[Entry], num_top: int) -> dict[str, Any]:
     """The `logprobs` object of a completion choice. A prompt's first token has null values: nothing predicts it."""
-    tokens, logprobs, tops, offsets = [], [], [], []
+    tokens: list[str] = []
+    logprobs: list[float | None] = []
+    tops: list[dict[str, float] | None] = []
+    offsets: list[int] = []
     for entry in entries:
         shown = show(tokenizer.token_bytes(entry.token))
         tokens.append(shown)

@@ -2,9 +2,9 @@
 
 Called by chat and /tokenize. Rules where OpenAI's documents leave a choice:
 - `developer` is rendered as `system`: templates know that name.
-- Tool calls of the history are rendered with their arguments as an object. Arguments that are no JSON object (models write
-  such) are wrapped as `{"arguments": TEXT}`; empty or null ones are `{}`. A turn is never refused for them (B045).
-Knows no sampling.
+- Tool calls of the history are rendered with their arguments as an object. Arguments that are no JSON object (models
+  write such) are wrapped as `{"arguments": TEXT}`; empty or null ones are `{}`. A turn is never refused for them
+  (B045). Knows no sampling.
 """
 
 from typing import Any

@@ -1,8 +1,9 @@
 """What may be asked: the request models of all routes, as OpenAI's clients and vLLM's users send them.
 
-Types are strict (no "1" for 1, no true for 1). Ranges and costs are `limits`' duty, meanings the handlers'. A field that is
-known but not served is refused by name in `refuse_unserved`, so that nothing is ignored in silence which would change an
-answer; fields that change nothing here (`store`, `metadata`, …) are accepted. Called by the handlers; knows no engine.
+Types are strict (no "1" for 1, no true for 1). Ranges and costs are `limits`' duty, meanings the handlers'. A field
+that is known but not served is refused by name in `refuse_unserved`, so that nothing is ignored in silence which
+would change an answer; fields that change nothing here (`store`, `metadata`, …) are accepted. Called by the handlers;
+knows no engine.
 """
 
 from typing import Annotated, Any, Literal

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: what the model sees, and back. Nothing is generated. Knows no engine but its figures."""
+"""POST /tokenize and /detokenize: what the model sees, and back. Nothing is generated. Knows no sampling."""
 
 from typing import Any
 

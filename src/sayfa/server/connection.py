@@ -1,0 +1,131 @@
+"""Bounds on one HTTP connection, before any request exists: how many, how long, how large.
+
+A thin layer over uvicorn's protocol, installed by `serve`. It adds what that lacks: a limit on header bytes and time,
+errors in OpenAI's form for requests that cannot be parsed, and the news of a closed connection for a request that
+runs while another one waits behind it on the same connection. Knows no routes.
+"""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from sayfa.base.errors import Overloaded, RequestError
+from sayfa.server.edge import MAX_HEADER_BYTES, MAX_HEADERS, MAX_LINE_BYTES
+from sayfa.server.errors import StatusError, body_bytes, headers_of, to_answer
+
+HEADER_TIME_LIMIT_S = 10.0
+_PHRASES = {400: b"Bad Request", 408: b"Request Timeout", 414: b"URI Too Long", 431: b"Headers Too Large",
+            503: b"Service Unavailable"}  # fmt: skip
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. Subclasses set `max_connections` (see `with_limit`)."""
+
+    max_connections = 4096
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._header_bytes = 0
+        self._refusal: RequestError | None = None
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            limit = self.max_connections
+            self._refuse(
+                Overloaded(f"The server has {limit} connections, which is its limit.", code="too_many_connections")
+            )
+        else:
+            self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+        self.pipeline.clear()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refusal is None:
+            super().data_received(data)
+
+    # ------------------------------------------------------------------------------------------ the parser's callbacks
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._header_bytes = 0
+        self._arm()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > MAX_LINE_BYTES:
+            self._refuse(StatusError(414))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > MAX_HEADER_BYTES or len(self.headers) > MAX_HEADERS:
+            self._refuse(StatusError(431))
+
+    def on_headers_complete(self) -> None:
+        self._disarm()
+        if self._refusal is None:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if self._refusal is None:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._refusal is None:
+            super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    # ------------------------------------------------------------------------------------------ refusals
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what cannot be parsed, in the common form."""
+        if self._refusal is None:
+            self._refuse(StatusError(400, "This is not valid HTTP/1.1.", code="malformed_http"))
+
+    def _refuse(self, error: RequestError) -> None:
+        if self._refusal is not None:
+            return
+        self._refusal = error
+        self._disarm()
+        answer = to_answer(error, "-")
+        body = body_bytes(answer)
+        lines = [b"HTTP/1.1 %d %b" % (answer.status, _PHRASES.get(answer.status, b"Error"))]
+        lines += [b"content-type: application/json", b"content-length: %d" % len(body), b"connection: close"]
+        lines += [f"{name}: {value}".encode() for name, value in headers_of(answer).items()]
+        busy = self._running is not None and not self._running.response_complete
+        if not busy:  # an answer that is being written must not be broken
+            self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + body)
+        self.transport.close()
+
+    def _arm(self) -> None:
+        self._disarm()
+        self._header_timer = self.loop.call_later(HEADER_TIME_LIMIT_S, self._header_time_is_up)
+
+    def _disarm(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _header_time_is_up(self) -> None:
+        limit = HEADER_TIME_LIMIT_S
+        message = f"The request's headers did not arrive within {limit:.0f} seconds."
+        self._refuse(StatusError(408, message, code="request_timeout"))
+
+
+def with_limit(max_connections: int) -> type[BoundedProtocol]:
+    """The protocol class for a server that takes at most so many connections."""
+    return type("LimitedProtocol", (BoundedProtocol,), {"max_connections": max_connections})

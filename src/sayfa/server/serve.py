@@ -1,0 +1,293 @@
+"""Run the server: take the address, serve while the engine loads, drain on SIGTERM, end with the right exit code.
+
+Called by `cli`. Order at start: `bind` (so that a port in use is told before anything is loaded), then `run`. Order
+at the end: readiness turns 503 and new work is refused at once; the engine refuses what waits and finishes what runs,
+up to `shutdown_timeout`; then connections close. A second signal ends everything within two seconds. The listening
+socket stays open until the end, so that liveness can be asked for throughout. Knows no engine but its client.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import uvicorn
+from fastapi import FastAPI
+
+from sayfa.base.config import ServerOptions
+from sayfa.base.errors import ConfigError, EngineError
+from sayfa.base.messages import EngineInfo, Failed
+from sayfa.server.app import create_app
+from sayfa.server.connection import with_limit
+from sayfa.server.context import ServerContext, TextTools
+from sayfa.wire.client import ClientState, EngineClient
+
+log = logging.getLogger("sayfa.server")
+
+FLUSH_LIMIT_S = 2.0
+"""How long answers may take to be written after the engine has ended."""
+KEEP_ALIVE_S = 75
+DEAD_PEER_S = 60
+
+
+class ManagedClient(EngineClient, Protocol):
+    """A client whose engine this server starts and ends."""
+
+    async def start(self) -> None: ...
+
+    async def wait_ready(self) -> EngineInfo: ...
+
+    @property
+    def failure(self) -> Failed | None: ...
+
+    def on_state(self, callback: Callable[[ClientState], None]) -> None: ...
+
+
+def check_access(options: ServerOptions) -> None:
+    """Raise ConfigError if strangers could call a server that asks for no key."""
+    if options.api_key or options.insecure_no_auth or options.uds or is_loopback(options.host):
+        return
+    raise ConfigError(
+        f"--host {options.host} can be reached by others, but there is no --api-key. Give one, or say "
+        "--insecure-no-auth if something else guards this server."
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def bind(options: ServerOptions) -> socket.socket:
+    """Take the address. Raises ConfigError if it is in use, not ours, or open to strangers without a key."""
+    check_access(options)
+    if options.uds:
+        return _bind_unix(options.uds)
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise ConfigError(f"--host {options.host} is no address of this machine ({error.strerror}).") from None
+    sock = socket.socket(family, kind, proto)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Peers that vanished without a word are noticed; accepted sockets inherit these.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", DEAD_PEER_S), ("TCP_KEEPINTVL", 10), ("TCP_USER_TIMEOUT", DEAD_PEER_S * 1000)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    try:
+        sock.bind(address)
+        sock.listen(2048)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"port {options.port} on {options.host} cannot be used ({error.strerror}). Stop what uses it, or choose "
+            "another one with --port (0 takes a free one)."
+        ) from None
+    sock.setblocking(False)
+    return sock
+
+
+def _bind_unix(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                if probe.connect_ex(path) == 0:
+                    raise ConfigError(f"--uds {path} is in use by another server.")
+            os.unlink(path)
+        sock.bind(path)
+        os.chmod(path, 0o600)
+        sock.listen(2048)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"--uds {path} cannot be used ({error.strerror}).") from None
+    except ConfigError:
+        sock.close()
+        raise
+    sock.setblocking(False)
+    return sock
+
+
+def url_of(sock: socket.socket, options: ServerOptions) -> str:
+    """The address that a person on this machine can use."""
+    if options.uds:
+        return f"http+unix://{options.uds}"
+    scheme = "https" if options.ssl_certfile else "http"
+    host = options.host
+    if host in ("0.0.0.0", "::", ""):
+        host = "127.0.0.1"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
+
+
+def run(  # noqa: PLR0917 - each is needed once, by one caller
+    sock: socket.socket,
+    client: ManagedClient,
+    load_text: Callable[[], TextTools],
+    options: ServerOptions,
+    names: Sequence[str],
+    version: str,
+    on_ready: Callable[[EngineInfo], None],
+) -> int:
+    """Serve until a signal or until the engine cannot be had; return the process's exit code.
+
+    load_text: loads tokenizer and template, in a thread. on_ready: called once, when the first request can be served.
+    """
+    with asyncio.Runner(loop_factory=uvicorn.Config("", loop="auto").get_loop_factory()) as runner:
+        serving = serve(sock, client, load_text, options=options, names=names, version=version, on_ready=on_ready)
+        return runner.run(serving)
+
+
+async def serve(
+    sock: socket.socket,
+    client: ManagedClient,
+    load_text: Callable[[], TextTools],
+    *,
+    options: ServerOptions,
+    names: Sequence[str],
+    version: str,
+    on_ready: Callable[[EngineInfo], None],
+) -> int:
+    """As `run`, inside an event loop."""
+    app = create_app(client, None, options, names, version)
+    context: ServerContext = app.state.context
+    server = _server(app, options)
+    ending = Ending(server, client, context)
+    client.on_state(ending.engine_changed)
+    await client.start()
+    with ending.signals():
+        serving = asyncio.create_task(server.serve([sock]))
+        loading = asyncio.create_task(_load(client, context, load_text, on_ready, ending))
+        await serving
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+    await client.close()
+    return ending.exit_code
+
+
+async def _load(
+    client: ManagedClient,
+    context: ServerContext,
+    load_text: Callable[[], TextTools],
+    on_ready: Callable[[EngineInfo], None],
+    ending: "Ending",
+) -> None:
+    """Load the text side beside the engine; end the server if either cannot be had."""
+    try:
+        context.text = await asyncio.to_thread(load_text)
+        info = await client.wait_ready()
+    except EngineError:
+        ending.engine_failed()
+        return
+    except Exception as error:
+        ending.fail(error)
+        return
+    on_ready(info)
+
+
+def _server(app: FastAPI, options: ServerOptions) -> "_Server":
+    config = uvicorn.Config(
+        app, http=with_limit(options.max_connections), ws="none", lifespan="on", log_config=None, access_log=False,
+        server_header=False, proxy_headers=False, root_path=options.root_path, timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(FLUSH_LIMIT_S), ssl_certfile=options.ssl_certfile,
+        ssl_keyfile=options.ssl_keyfile,
+    )  # fmt: skip
+    return _Server(config)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signals: it would end at once, and with exit code 143."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Ending:
+    """How and why this server ends. `exit_code`: 0 after a signal, else what made it end.
+
+    Invariant: the drain starts at most once.
+    """
+
+    def __init__(self, server: uvicorn.Server, client: ManagedClient, context: ServerContext) -> None:
+        self.exit_code = 0
+        self.error: Exception | None = None
+        self._server = server
+        self._client = client
+        self._context = context
+        self._drain: asyncio.Task[None] | None = None
+        self._seen_ready = False
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """Handle SIGTERM and SIGINT while serving."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.asked)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def asked(self) -> None:
+        """A signal came: drain; the second time end at once."""
+        if self._drain is None:
+            log.info("shutting down: running requests get %.0f s", self._context.options.shutdown_timeout)
+            self._context.draining = True
+            self._drain = asyncio.create_task(self._drained())
+        else:
+            log.warning("shutting down at once")
+            self._drain.cancel()
+            self._drain = asyncio.create_task(self._now())
+
+    async def _drained(self) -> None:
+        await self._client.drain(self._context.options.shutdown_timeout)
+        await self._now()
+
+    async def _now(self) -> None:
+        await self._client.close()  # open streams end with an error event
+        self._server.should_exit = True
+
+    def engine_changed(self, state: ClientState) -> None:
+        """Keep the metrics true, and end when the engine is gone for good."""
+        metrics, info = self._context.metrics, self._client.info
+        metrics.engine_state(state, restarted=state == "ready" and self._seen_ready)
+        if state == "ready" and info is not None:
+            self._seen_ready = True
+            metrics.engine_ready(info)
+        if state == "failed":
+            self.engine_failed()
+
+    def engine_failed(self) -> None:
+        """End because no engine can be had."""
+        if self._drain is not None:
+            return
+        failure = self._client.failure
+        self.exit_code = failure.exit_code if failure is not None else 1
+        if failure is not None:
+            log.error("%s", failure.message)
+        self._stop()
+
+    def fail(self, error: Exception) -> None:
+        """End because the text side cannot be had."""
+        self.error = error
+        self.exit_code = 2
+        log.error("%s", error)
+        self._stop()
+
+    def _stop(self) -> None:
+        self._context.draining = True
+        self._server.should_exit = True
