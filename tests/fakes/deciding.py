@@ -1,4 +1,4 @@
-"""A small world for tests of the deciding wing: a scheduler, a runner without a model, an oracle and a map of the pages.
+"""A small world for tests of the deciding wing: scheduler, runner without a model, oracle and a map of the pages.
 
 `World.step` makes one step and checks after it what must hold after every step. Needs no torch and asks no clock: time
 is a number that the test moves.
@@ -20,7 +20,6 @@ from sayfa.base.messages import (
     PageStored,
     PageTaken,
     Request,
-    StepMade,
 )
 from sayfa.base.sampling_params import SamplingParams
 from sayfa.base.step import SchedulerOutput
@@ -264,8 +263,3 @@ def random_request(rnd: random.Random, name: object, *, max_prompt: int = 20, ma
         ignore_eos=rnd.random() < 0.2,
         prompt_logprobs=rnd.choice([None, None, 0]),
     )
-
-
-def step_rows(events: list[Event]) -> list[list[tuple[str, int, int, int]]]:
-    """Return the rows of each step that had any."""
-    return [event.rows for event in events if isinstance(event, StepMade)]

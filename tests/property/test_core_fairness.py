@@ -1,0 +1,164 @@
+"""R06, S23, S26, S27: who waits how long. Bounds are stated in the policy and the planner; here they are attacked."""
+
+import random
+from collections import defaultdict
+
+import pytest
+
+from fakes.deciding import World, request
+from sayfa.base.messages import PageStored, RequestAdmitted, RequestQueued
+from sayfa.core.policy import FairPolicy, PriorityPolicy
+
+
+def overtakes(world: World) -> dict[str, dict[int, int]]:
+    """For each request: by how many later ones of each class it was overtaken (let in first though they came later)."""
+    queued: list[str] = []
+    admitted: set[str] = set()
+    counts: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    for event in world.events:
+        if isinstance(event, RequestQueued):
+            queued.append(event.request)
+        elif isinstance(event, RequestAdmitted) and event.request not in admitted:
+            admitted.add(event.request)
+            own = queued.index(event.request)
+            for other in queued[:own]:
+                if other not in admitted:
+                    counts[other][world.requests[event.request].priority] += 1
+    return counts
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("max_overtakes", [0, 3, 16])
+def test_within_a_class_a_request_is_overtaken_at_most_max_overtakes_times(seed: int, max_overtakes: int) -> None:
+    rnd = random.Random(seed)
+    world = World(num_pages=200, max_num_seqs=6, max_num_batched_tokens=12, max_overtakes=max_overtakes, audit_every=20)
+    for name in range(120):
+        long = rnd.random() < 0.3
+        world.add(request(name, [rnd.randrange(50) for _ in range(rnd.randrange(25, 50) if long else 3)], max_tokens=3))
+        for _ in range(rnd.randrange(3)):
+            world.step()
+    world.run()
+    worst = max((count[0] for count in overtakes(world).values()), default=0)
+    assert worst <= max_overtakes
+    if max_overtakes == 16:
+        assert worst > 0, "no short prompt was ever let past a long one: the test shows nothing"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_flood_of_a_better_class_overtakes_a_request_fewer_than_class_lead_times_a_class(seed: int) -> None:
+    rnd = random.Random(seed)
+    lead = 8
+    world = World(num_pages=60, max_num_seqs=2, policy=PriorityPolicy(lead), audit_every=20, max_overtakes=2)
+    for name in range(150):  # two better ones come for each that can be served, without end
+        priority = rnd.choice([0, 0, 0, 0, 1, 2])
+        world.add(request(name, [rnd.randrange(50) for _ in range(4)], max_tokens=3, priority=priority))
+        world.step()
+    world.run()
+    counts = overtakes(world)
+    for name, by_class in counts.items():
+        own = world.requests[name].priority
+        for other, count in by_class.items():
+            assert count <= max(0, own - other) * lead + 2, f"class {own} overtaken {count} times by class {other}"
+    assert any(by_class[0] > 2 for name, by_class in counts.items() if world.requests[name].priority == 2)
+
+
+@pytest.mark.parametrize("budget", [16, 32, 64])
+def test_a_short_prompt_is_not_stalled_by_a_long_one_nor_the_long_one_by_short_ones(budget: int) -> None:
+    """A prompt within the short share has its token after one step; a flood of them costs only the share."""
+    world = World(num_pages=400, page_size=4, max_num_seqs=8, max_num_batched_tokens=budget, max_model_len=1000)
+    world.add(request("long", [i % 50 for i in range(800)], max_tokens=1))
+    name = 0
+    while world.answers["long", 0].last is None:
+        world.add(request(name, [name % 50, 1, 2], max_tokens=1))
+        world.step()
+        assert world.answers[str(name), 0].finish == "length", "the short prompt had to wait"
+        name += 1
+    share = budget - int(budget * world.limits.short_share)
+    assert name <= -(-800 // share)
+
+
+def test_decodes_run_in_each_step_beside_a_long_prompt() -> None:
+    """S26: whoever decodes gets a token in each step, however long the prompts beside it."""
+    world = World(num_pages=400, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=500)
+    for name in range(4):
+        world.add(request(name, [name], max_tokens=60))
+    world.step()
+    for name in range(3):
+        world.add(request(f"long{name}", [(name + i) % 50 for i in range(300)], max_tokens=1))
+    for _ in range(40):
+        before = [len(world.answers[str(name), 0].tokens) for name in range(4)]
+        plan = world.step()
+        assert [len(world.answers[str(name), 0].tokens) for name in range(4)] == [count + 1 for count in before]
+        assert plan.num_tokens == 16, "the rest of the budget was not used"
+
+
+def test_a_better_class_comes_first_and_yields_last() -> None:
+    """S23: under pressure the requests of the better class run; those of the worse class yield."""
+    world = World(num_pages=12, page_size=4, max_num_seqs=8, max_model_len=40, caching=False)
+    for name in range(4):
+        world.add(request(f"low{name}", [name, 1, 2], max_tokens=20, priority=1))
+    world.step()
+    world.add(request("high", [9, 9, 9], max_tokens=30))
+    world.run()
+    world.check_answers()
+    last = {name: answer.last for (name, _), answer in world.answers.items()}
+    assert last["high"] is not None
+    assert last["high"].times is not None
+    assert last["high"].times.preempted == 0
+    assert world.scheduler.stats(0, 0, 0, {}).preemptions > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_tenant_s_flood_delays_another_tenant_by_a_bounded_number_of_requests(seed: int) -> None:
+    """With fair queueing a newcomer stands behind what runs and one turn of each tenant, not behind the flood."""
+    rnd = random.Random(seed)
+
+    def steps_to_answer(policy: FairPolicy | PriorityPolicy) -> int:
+        world = World(num_pages=200, max_num_seqs=4, policy=policy, audit_every=50)
+        for name in range(100):
+            world.add(request(name, [rnd.randrange(50) for _ in range(4)], max_tokens=4, tenant="flood"))
+        for _ in range(3):
+            world.step()
+        for name in range(3):
+            world.add(request(f"b{name}", [1, 2, 3, name], max_tokens=4, tenant="b"))
+        begun = world.num_steps
+        while world.answers["b2", 0].last is None:
+            world.step()
+        return world.num_steps - begun
+
+    assert steps_to_answer(FairPolicy()) <= 20
+    assert steps_to_answer(PriorityPolicy()) > 60
+
+
+def test_equal_tenants_get_equal_shares_and_weights_count() -> None:
+    """Jain's index of the tokens that equal tenants had at half time is at least 0.95; a double weight has double."""
+
+    def served(weights: dict[str, float], tenants: int) -> list[int]:
+        world = World(num_pages=200, max_num_seqs=4, policy=FairPolicy(weights), audit_every=100)
+        for number in range(60):  # one tenant after the other asks for all it wants
+            for tenant in range(tenants):
+                world.add(request(f"{tenant}-{number}", [tenant, number % 50], max_tokens=4, tenant=str(tenant)))
+        for _ in range(60 * tenants // 2):
+            world.step()
+        return [
+            sum(len(answer.tokens) for (name, _), answer in world.answers.items() if name.startswith(f"{tenant}-"))
+            for tenant in range(tenants)
+        ]
+
+    shares = served({}, 4)
+    assert sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares)) >= 0.95
+    heavy, light = served({"0": 2.0}, 2)
+    assert 1.6 <= heavy / light <= 2.4
+
+
+def test_a_common_start_is_computed_once_though_all_come_at_once() -> None:
+    """S5, S6: who needs a page that is being computed waits for it and computes it not again."""
+    world = World(num_pages=200, page_size=4, max_num_seqs=16, max_num_batched_tokens=32, max_model_len=200)
+    prefix = [(3 * i) % 50 for i in range(100)]
+    for name in range(16):
+        world.add(request(name, [*prefix, name, name + 1], max_tokens=1))
+    world.run()
+    world.check_answers()
+    assert world.runner.num_computed == 100 + 16 * 2
+    stored = [event.hash for event in world.events if isinstance(event, PageStored)]
+    assert len(stored) == len(set(stored)) == 25
