@@ -110,11 +110,10 @@ class ChatTemplate:
         mark, tag = self._marks(data, continue_final_message)
         if mark:
             data = {key: self._control.break_all(value, mark) for key, value in data.items()}
-        if continue_final_message:
-            _open_end(data["messages"], tag + " ")
+        last_text = _open_end(data["messages"], tag + " ") if continue_final_message else ""
         marked = self._run(data, add_generation_prompt, mark)
         if continue_final_message:
-            marked = _cut_at(marked, tag)
+            marked = _cut_at(marked, tag, last_text)
         return RenderedChat(marked.replace(mark, "") if mark else marked, marked, mark)
 
     def _run(self, data: dict[str, Any], add_generation_prompt: bool, mark: str) -> str:
@@ -225,25 +224,26 @@ def _is_scalar(value: Any) -> bool:
     return value is None or (isinstance(value, int) and abs(value) < 2**53)
 
 
-def _open_end(messages: list[dict[str, Any]], tag: str) -> None:
-    """Put the tag behind the last text of the last message."""
+def _open_end(messages: list[dict[str, Any]], tag: str) -> str:
+    """Put the tag behind the last text of the last message; give that text."""
     last = messages[-1]
     content = last.get("content")
     if isinstance(content, str):
         last["content"] = content + tag
-        return
+        return content
     if isinstance(content, list) and content:
-        content[-1] = {**content[-1], "text": content[-1]["text"] + tag}
-        return
+        text = str(content[-1]["text"])
+        content[-1] = {**content[-1], "text": text + tag}
+        return text
     raise InvalidRequest(
         "`continue_final_message` needs a last message with text in its `content`.", param="continue_final_message"
     )
 
 
-def _cut_at(text: str, tag: str) -> str:
+def _cut_at(text: str, tag: str, last_text: str) -> str:
     """Cut where the tag stands. A template that trims took the space behind it; then the text's own end is trimmed."""
     at = text.rfind(tag)
-    if at < 0:
+    if at < 0 or last_text.strip() not in text:
         raise InvalidRequest(
             "`continue_final_message`: the model's chat template does not print the last message as it is.",
             param="continue_final_message", code="template_error",
