@@ -165,6 +165,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cache: CacheOptions = CacheOptions()
     scheduler: SchedulerOptions = SchedulerOptions()
     parallel: ParallelOptions = ParallelOptions()
+    log_level: str = "info"
+    log_format: str = "text"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,7 +182,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def engine(self) -> EngineConfig:
         """The parts that cross to the engine process."""
-        return EngineConfig(model=self.model, cache=self.cache, scheduler=self.scheduler, parallel=self.parallel)
+        return EngineConfig(
+            model=self.model,
+            cache=self.cache,
+            scheduler=self.scheduler,
+            parallel=self.parallel,
+            log_level=self.server.log_level,
+            log_format=self.server.log_format,
+        )
 
 
 PARTS: dict[str, type[msgspec.Struct]] = {

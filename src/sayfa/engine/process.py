@@ -24,6 +24,7 @@ from sayfa.base.clock import Clock, SystemClock
 from sayfa.base.config import EngineConfig
 from sayfa.base.errors import ConfigError, ModelError, RequestError
 from sayfa.base.faults import fault
+from sayfa.base.log import setup as set_up_log
 from sayfa.base.messages import (
     Abort,
     Add,
@@ -196,6 +197,7 @@ def serve(sock: socket.socket, build: Build, clock: Clock) -> int:
 def _serve(connection: Connection, build: Build, clock: Clock) -> int:
     try:
         config = msgspec.json.decode(_first_frame(connection), type=EngineConfig)
+        set_up_log(config.log_level, config.log_format)
         fault("process.before_build")
         engine = build(config, lambda phase, done: connection.send(encode(Starting(phase, done))))
     except (ConfigError, ModelError, msgspec.MsgspecError) as error:

@@ -145,7 +145,7 @@ def run(  # noqa: PLR0917 - each is needed once, by one caller
 
     load_text: loads tokenizer and template, in a thread. on_ready: called once, when the first request can be served.
     """
-    with asyncio.Runner(loop_factory=uvicorn.Config("", loop="auto").get_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=uvicorn.Config("", loop="auto", log_config=None).get_loop_factory()) as runner:
         serving = serve(sock, client, load_text, options=options, names=names, version=version, on_ready=on_ready)
         return runner.run(serving)
 

@@ -1,0 +1,64 @@
+"""Reads a YAML file of settings as a flat mapping of plain values.
+
+Called by `options`. Refuses what a settings file has no use for: keys that stand twice, aliases, tags, nesting, files
+over 1 MiB. Knows no setting's name.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sayfa.base.errors import ConfigError
+
+MAX_BYTES = 1 << 20
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's plain subset, without aliases and without keys that stand twice."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Refuse aliases before they can multiply."""
+        if self.check_event(yaml.events.AliasEvent):
+            raise yaml.constructor.ConstructorError(
+                None, None, "aliases are not used here", self.peek_event().start_mark
+            )
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Refuse a key that stands twice; plain YAML would take the last one in silence."""
+        seen = set()
+        for key_node, _ in node.value:
+            if key_node.value in seen:
+                problem = f"key {key_node.value!r} stands twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
+def read_config_file(path: Path) -> Mapping[str, Any]:
+    """The file's keys and values. Raises ConfigError naming the file and, where there is one, the line."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ConfigError(f"{path.name}: larger than {MAX_BYTES >> 20} MiB; is this a settings file?")
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path.name}: not UTF-8 text") from None
+    loader = _Loader(text)
+    try:
+        data = loader.get_single_data()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        raise ConfigError(f"{path.name}, line {mark.line + 1 if mark else '?'}: {error.problem}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"{path.name}: {error}") from None
+    finally:
+        loader.dispose()
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path.name}: holds a {type(data).__name__}; it must hold `key: value` lines")
+    return data

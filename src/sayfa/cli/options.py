@@ -1,0 +1,98 @@
+"""Flags out of the settings' one definition, and the layers below them: environment and file.
+
+Called by the commands. A command is a plain function whose first argument is the `Given` flags; `with_settings` gives
+it one flag for each field of the parts it names. Values stay text here: `base.settings` parses those of all sources
+alike.
+"""
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from sayfa.base.config import PARTS, Settings
+from sayfa.base.settings import Field, docs, fields, load
+from sayfa.cli.config_file import read_config_file
+
+Given = dict[str, Any]
+"""Flags as they were typed, by field name; None where one was not given."""
+
+ConfigFile = Annotated[
+    Path | None,
+    Parameter(name="--config", env_var="SAYFA_CONFIG", help="YAML file whose keys are these flags without dashes."),
+]
+
+
+def with_settings(run: Callable[..., int], parts: Sequence[str]) -> Callable[..., int]:
+    """Make a command out of `run(given, ...)`: its own parameters, and a flag for each setting of `parts`."""
+    own = list(inspect.signature(run).parameters.values())[1:]
+    settings = [field for field in fields().values() if field.part in parts]
+    flags = [_parameter(field) for field in settings]
+    positional = [flag for flag in flags if flag.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    positional += [p for p in own if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    keyword = [p for p in [*own, *flags] if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    signature = inspect.Signature([*positional, *keyword])
+
+    @functools.wraps(run)
+    def command(*args: Any, **kwargs: Any) -> int:
+        values = dict(signature.bind(*args, **kwargs).arguments)
+        given = {field.name: values.pop(field.name, None) for field in settings}
+        return run(given, **values)
+
+    command.__signature__ = signature  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+    del command.__wrapped__  # the library would look behind the new signature
+    return command
+
+
+def _parameter(field: Field) -> inspect.Parameter:
+    facts = [f"[default: {_shown(field)}]"] if _shown(field) else []
+    help_text = " ".join([docs()[field.name], *facts, f"[{field.variable}]"])
+    group = Group(field.part.capitalize(), help=_purpose(field.part), sort_key=1 + list(PARTS).index(field.part))
+    kind: Any = {"bool": bool, "list": list[str]}.get(field.kind, str)
+    parameter = Parameter(
+        group=group, help=help_text, show_default=False, show_choices=False, negative_iterable="",
+        metavar=_metavar(field),
+    )  # fmt: skip
+    is_model = field.name == "model"
+    return inspect.Parameter(
+        field.name,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD if is_model else inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind | None, parameter],
+    )
+
+
+def _metavar(field: Field) -> str | None:
+    if field.kind == "bool":
+        return None
+    if field.choices:
+        return "|".join(map(str, field.choices))
+    if field.unit is None:
+        return "TEXT"
+    return {"": "NUMBER", "bytes": "SIZE", "of free memory": "SHARE"}.get(field.unit.word, field.unit.word.upper())
+
+
+def _shown(field: Field) -> str:
+    """The default as `--help` shows it; nothing where the text already says what an empty value means."""
+    if field.default in (None, "", []):
+        return ""
+    if field.kind == "bool":
+        return "on" if field.default else "off"
+    unit = field.unit.word if field.unit else ""
+    return f"{field.default >> 20}MiB" if unit == "bytes" else str(field.default)
+
+
+def _purpose(part: str) -> str:
+    text = (PARTS[part].__doc__ or "").split(": ", 1)[1].strip()
+    return text[0].upper() + text[1:]
+
+
+def settings_from(given: Given, config: Path | None) -> Settings:
+    """Merge flags, environment and file. Raises ConfigError."""
+    file = read_config_file(config) if config else {}
+    return load(given, os.environ, file, config.name if config else "file")

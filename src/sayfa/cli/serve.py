@@ -1,0 +1,85 @@
+"""`sayfa serve`: settings → address, model path, engine process, server; then the report of the start.
+
+The order is made for a quick start: the engine process is spawned before this one imports the server, so that both
+load at the same time.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from sayfa import __version__
+from sayfa.base import log
+from sayfa.base.clock import SystemClock
+from sayfa.base.config import Settings
+from sayfa.base.errors import ConfigError
+from sayfa.base.messages import EngineInfo
+from sayfa.cli.show import ProgressLine, start_report
+from sayfa.hub import resolve_model
+from sayfa.wire.process_client import ProcessClient
+
+ENGINE_COMMAND = [sys.executable, "-m", "sayfa.engine"]
+
+
+def run(settings: Settings) -> int:
+    """Serve until told to stop; return the exit code. Raises ConfigError or ModelError."""
+    log.setup(settings.server.log_level, settings.server.log_format)
+    options = settings.model
+    template = _read_template(options.chat_template) if options.chat_template else None
+    path = resolve_model(options.model, revision=options.revision, offline=options.offline)
+    names = options.served_model_name or [shown_name(options.model)]
+    engine = settings.engine
+    engine = msgspec.structs.replace(engine, model=msgspec.structs.replace(options, model=str(path)))
+    client = ProcessClient(ENGINE_COMMAND, msgspec.json.encode(engine), SystemClock())
+    phases = [("command", since_start_s())]
+    client.spawn()
+
+    # While the engine loads.
+    from sayfa.server import serve as server
+    from sayfa.server.context import TextTools
+
+    progress = ProgressLine("loading")
+    client.on_progress(lambda phase, done: progress.show(phase, done))
+    sock = server.bind(settings.server)
+    phases.append(("server", since_start_s() - phases[0][1]))
+
+    def on_ready(info: EngineInfo) -> None:
+        progress.clear()
+        total = [("total", since_start_s()), *phases]
+        inside = [(f"engine {name}", seconds) for name, seconds in info.phases]
+        url = server.url_of(sock, settings.server)
+        report = start_report(
+            info, names, url, total + inside, needs_key=bool(settings.server.api_key), version=__version__
+        )
+        print("\n".join(report), file=sys.stderr, flush=True)
+
+    def load_text() -> TextTools:
+        return TextTools.load(str(path), template)
+
+    return server.run(sock, client, load_text, settings.server, names, __version__, on_ready)
+
+
+def shown_name(model: str) -> str:
+    """What clients call a model that got no other name: the name given, of a path only its last part."""
+    path = Path(model).expanduser()
+    return (path.stem if path.suffix == ".gguf" else path.absolute().name) if path.exists() else model
+
+
+def _read_template(file: str) -> str:
+    try:
+        return Path(file).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template {file} cannot be read: {error}") from None
+
+
+def since_start_s() -> float:
+    """Seconds since this process was started, its own interpreter's start included where the kernel tells it."""
+    try:
+        with open("/proc/self/stat", encoding="ascii") as file:
+            started = int(file.read().rsplit(")", 1)[1].split()[19]) / os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+    except (OSError, AttributeError, ValueError):
+        return time.process_time()

@@ -1,0 +1,111 @@
+"""What the commands show a person: settings, the report of a start, a progress line.
+
+Called by the other files of this room. Builds text from plain records; knows neither server nor engine.
+"""
+
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+
+from sayfa.base.config import Settings
+from sayfa.base.messages import EngineInfo
+from sayfa.base.settings import describe
+
+MIB = 1 << 20
+
+
+def print_settings(settings: Settings) -> int:
+    """Print every setting with its source on stdout, secrets hidden."""
+    rows = describe(settings)
+    for key, value, origin in rows:
+        print(f"{key:<{max(len(row[0]) for row in rows)}}  {value or '-':<28}  {origin}")
+    return 0
+
+
+def start_report(
+    info: EngineInfo,
+    names: Sequence[str],
+    url: str,
+    phases: Sequence[tuple[str, float]],
+    *,
+    needs_key: bool,
+    version: str,
+) -> list[str]:
+    """The lines that tell what was loaded, where the memory goes, how long the start took, and how to ask.
+
+    phases: of the whole start, in seconds; the first is the total.
+    """
+    memory = info.memory
+    tokens = (memory.num_pages - 1) * memory.page_size
+    (_, total_s), *parts = phases
+    return [
+        f"Sayfa {version} serves {', '.join(names)}",
+        f"  model      {info.model}: {info.architecture}, weights mostly {info.dtype}",
+        f"  memory     weights {_mib(memory.weights_bytes)} + pages {_mib(memory.pages_bytes)} + buffers "
+        f"{_mib(memory.buffers_bytes)}; margin left free {_mib(memory.margin_bytes)}",
+        f"  pages      {memory.num_pages:,} of {memory.page_size} tokens in {info.kv_dtype}: {tokens:,} tokens; "
+        f"prefix caching {'on' if info.prefix_caching else 'off'}",
+        f"  load       Maximum concurrency for {info.max_model_len:,} tokens per request: "
+        f"{tokens / info.max_model_len:.2f}x; at most {info.max_num_seqs} sequences in a step",
+        *_execution(info),
+        f"  start      {total_s:.2f} s: " + ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts),
+        f"  address    {url}  (documents at /docs, metrics at /metrics)",
+        "",
+        "  " + curl_line(url, names[0], needs_key=needs_key),
+        "",
+    ]
+
+
+def _execution(info: EngineInfo) -> list[str]:
+    other = {op: why for op, why in info.ops.items() if why != "native"}
+    head = f"  execution  {info.threads} threads, instruction set {info.isa}: "
+    if not other:
+        return [head + f"all {len(info.ops)} kinds of operation native"]
+    lines = [head + f"{len(info.ops) - len(other)} of {len(info.ops)} kinds of operation native"]
+    for why in dict.fromkeys(other.values()):
+        lines.append(f"             not native: {', '.join(op for op in other if other[op] == why)}: {why}")
+    return lines
+
+
+def curl_line(url: str, model: str, *, needs_key: bool) -> str:
+    """A command that asks the server something, fit to be pasted into a shell."""
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+    words = ["curl"]
+    if url.startswith("http+unix://"):
+        words += ["--unix-socket", url.removeprefix("http+unix://")]
+        url = "http://localhost"
+    words += [f"{url}/v1/chat/completions", "-H", "Content-Type: application/json"]
+    line = shlex.join(words)
+    if needs_key:
+        line += ' -H "Authorization: Bearer $SAYFA_API_KEY"'
+    return f"{line} -d {shlex.quote(body)}"
+
+
+def _mib(size: int) -> str:
+    return f"{size / MIB:,.0f} MiB"
+
+
+class ProgressLine:
+    """A line on stderr that tells how far something is; only at a terminal, silent elsewhere."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._on = sys.stderr.isatty()
+        self._shown_s = 0.0
+
+    def show(self, text: str, done: float) -> None:
+        """Tell how far it is, done in [0, 1]; at most ten times a second, and always the end."""
+        now_s = time.monotonic()
+        if not self._on or (done < 1 and now_s - self._shown_s < 0.1):
+            return
+        self._shown_s = now_s
+        filled = round(24 * min(1.0, max(0.0, done)))
+        sys.stderr.write(f"\r\x1b[K{self._title} [{'#' * filled}{'.' * (24 - filled)}] {text}")
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._on:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
