@@ -1,6 +1,7 @@
 // The Python face of the native library (nanobind). Takes plain integers and addresses; who calls it has checked them
 // (nn/program/native.py). Nothing here knows numpy or torch.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -67,10 +68,20 @@ void bind_memory(nb::module_& m) {
   nb::class_<Block>(m, "Block")
       .def(nb::init<size_t>())
       .def_prop_ro("address", [](const Block& b) { return reinterpret_cast<Address>(b.data()); })
-      .def_prop_ro("bytes", &Block::bytes);
+      .def_prop_ro("bytes", &Block::bytes)
+      // A numpy view of float32 rows; it keeps the block alive.
+      .def("rows", [](nb::object self, size_t offset, size_t num_rows, size_t width, size_t stride) {
+        const Block& block = nb::cast<const Block&>(self);
+        if (width > stride || offset % 4 || offset + num_rows * stride * 4 > block.bytes())
+          throw std::invalid_argument("these rows are not inside the block");
+        const size_t shape[] = {num_rows, width};
+        const int64_t strides[] = {static_cast<int64_t>(stride), 1};
+        return nb::ndarray<nb::numpy, float, nb::ndim<2>>(block.data() + offset, 2, shape, self, strides);
+      });
   nb::class_<Pages>(m, "Pages")
       .def(nb::init<int64_t, int64_t, int64_t>())
       .def("copy", &Pages::copy)
+      .def("fill", [](Pages& p, int byte) { std::memset(p.block.data(), byte, p.block.bytes()); })
       .def_prop_ro("address", [](const Pages& p) { return reinterpret_cast<Address>(p.block.data()); })
       .def_prop_ro("bytes", [](const Pages& p) { return p.block.bytes(); });
   nb::class_<Pool>(m, "Pool").def(nb::init<int>()).def_prop_ro("count", &Pool::count);
@@ -204,8 +215,28 @@ void bind_attention(nb::class_<Program>& c) {
     return need(layer_of(pages));
   });
   c.def("set_pages", [](Program& p, Pages& pages) {
-    p.set_pages(pages.block.data(), pages.num_pages * pages.page_stride);
+    p.set_pages(pages.block.data(), pages.num_pages * pages.page_stride, static_cast<int32_t>(pages.num_pages));
   }, nb::keep_alive<1, 2>());
+}
+
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using IntRows = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// Raises ValueError with the field and the limit before any kernel runs.
+void run(Program& p, Ints token_ids, Ints positions, Ints slots, Ints query_start, Ints context_len, IntRows page_table,
+         Ints logit_rows) {
+  const size_t T = token_ids.shape(0), S = context_len.shape(0), P = page_table.shape(1), L = logit_rows.shape(0);
+  if (T > INT32_MAX || S > INT32_MAX || P > INT32_MAX || L > INT32_MAX) throw std::invalid_argument("the batch is too large");
+  if (positions.shape(0) != T || slots.shape(0) != T) throw std::invalid_argument("positions and slots need one entry per token");
+  if (query_start.shape(0) != S + 1) throw std::invalid_argument("query_start needs one entry more than context_len");
+  if (page_table.shape(0) != S) throw std::invalid_argument("page_table needs one row per row of context_len");
+  const Batch batch{token_ids.data(), positions.data(), slots.data(), query_start.data(), context_len.data(),
+                    page_table.data(), logit_rows.data(), static_cast<int32_t>(T), static_cast<int32_t>(S),
+                    static_cast<int32_t>(P), static_cast<int32_t>(L), p.limits.page_size};
+  const std::string bad = p.check(batch);
+  if (!bad.empty()) throw std::invalid_argument(bad);
+  nb::gil_scoped_release released;
+  p.run(batch);
 }
 
 void bind_program(nb::module_& m) {
@@ -221,14 +252,10 @@ void bind_program(nb::module_& m) {
   bind_linear(c);
   bind_small_ops(c);
   bind_attention(c);
-  c.def(
-      "run",
-      [](Program& p, Address token_ids, Address positions, Address slots, Address query_start, Address context_len,
-         Address page_table, Address logit_rows, int T, int S, int P, int L, int page_size) {
-        p.run(Batch{at<int32_t>(token_ids), at<int32_t>(positions), at<int32_t>(slots), at<int32_t>(query_start),
-                    at<int32_t>(context_len), at<int32_t>(page_table), at<int32_t>(logit_rows), T, S, P, L, page_size});
-      },
-      nb::call_guard<nb::gil_scoped_release>());
+  c.def("set_limits", [](Program& p, int max_tokens, int max_rows, int vocab, int positions, int num_pages, int page_size) {
+    p.limits = {max_tokens, max_rows, vocab, positions, num_pages, page_size};
+  });
+  c.def("run", &run);
 }
 
 // Which kernels a variant has: op kind -> whether its entry is filled.

@@ -18,6 +18,16 @@ struct RowRange {
   int64_t max = INT64_MAX;
 };
 
+// What a batch may hold; check() compares every number with it before a kernel sees one.
+struct Limits {
+  int32_t max_tokens = 0;
+  int32_t max_rows = 0;   // of logits
+  int32_t vocab = 0;
+  int32_t positions = 0;  // length of the shortest rope table
+  int32_t num_pages = 0;
+  int32_t page_size = 0;
+};
+
 class Program {
  public:
   Program(std::shared_ptr<Pool> pool, const Kernels* kernels) : pool_(std::move(pool)), kernels_(kernels) {}
@@ -45,13 +55,19 @@ class Program {
 
   // Registers a place that holds the K/V pages of a layer, to be filled by set_pages.
   void add_pages_user(KvLayer* place, int layer) { pages_users_.push_back({place, layer}); }
-  void set_pages(uint8_t* base, int64_t layer_stride);
+  void set_pages(uint8_t* base, int64_t layer_stride, int32_t num_pages);
+
+  Limits limits;
 
   template <class Args>
   Args& last_args() {
     return static_cast<Bound<Args>*>(ops_.back().owner.get())->args;
   }
 
+  // An empty string, or what is wrong with the batch.
+  std::string check(const Batch& batch) const;
+
+  // Runs a checked batch.
   void run(const Batch& batch);
 
   int num_ops() const { return static_cast<int>(ops_.size()); }

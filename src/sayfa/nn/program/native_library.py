@@ -1,0 +1,21 @@
+"""The compiled library `sayfa._native`, if it is there, and what it can do here. Used by the native executor only."""
+
+from typing import Any
+
+library: Any = None
+missing_because = ""
+try:
+    from sayfa import _native as library  # type: ignore[no-redef]
+except ImportError as error:
+    missing_because = str(error)
+
+
+def isas() -> list[str]:
+    """Instruction sets that are compiled in and run on this machine, the best first; empty without the library."""
+    names: list[str] = library.isas() if library else []
+    return names
+
+
+def usable_cores() -> int:
+    """Cores in this process's affinity mask."""
+    return int(library.usable_cores()) if library else 1
