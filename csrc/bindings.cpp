@@ -256,6 +256,15 @@ void bind_program(nb::module_& m) {
     p.limits = {max_tokens, max_rows, vocab, positions, num_pages, page_size};
   });
   c.def("run", &run);
+  // The same by addresses and without any check, for tests and measurements of single ops.
+  c.def(
+      "run",
+      [](Program& p, Address token_ids, Address positions, Address slots, Address query_start, Address context_len,
+         Address page_table, Address logit_rows, int T, int S, int P, int L, int page_size) {
+        p.run(Batch{at<int32_t>(token_ids), at<int32_t>(positions), at<int32_t>(slots), at<int32_t>(query_start),
+                    at<int32_t>(context_len), at<int32_t>(page_table), at<int32_t>(logit_rows), T, S, P, L, page_size});
+      },
+      nb::call_guard<nb::gil_scoped_release>());
 }
 
 // Which kernels a variant has: op kind -> whether its entry is filled.
