@@ -27,6 +27,9 @@ from sayfa.base.page_hash import pack_tokens, page_hash, root_hash
 from sayfa.core.page_pool import PagePool
 from sayfa.core.sequence import RequestState, Sequence
 
+HEADROOM = 64
+"""One part in so many of the pool stays free when somebody enters beside others."""
+
 
 class KvCache:
     """Pages on demand: a page is taken when a token needs it, full pages are shared and found again.
@@ -56,6 +59,15 @@ class KvCache:
     def pages_to_enter(self, sequence: Sequence) -> int:
         """Return the pages, found ones included, that should be there when this sequence starts."""
         return self.num_pages(len(sequence.tokens))
+
+    def headroom(self, sequence: Sequence, num_running: int) -> int:
+        """Return the pages to leave free when this sequence enters beside `num_running` others, so that those can grow.
+
+        One that had to yield comes back only if half of those who run could take a page before it yields again.
+        """
+        if not num_running:
+            return 0
+        return self.pool.capacity // HEADROOM + (num_running // 2 if sequence.preempted else 0)
 
     def pages_to_fork(self, num_tokens: int) -> int:
         """Return the free pages that a fork at this many tokens and the token after them take."""
@@ -242,6 +254,10 @@ class ReservedCache(KvCache):
     def pages_to_fork(self, num_tokens: int) -> int:
         """Return the pages of one whole reservation."""
         return self._reserve
+
+    def headroom(self, sequence: Sequence, num_running: int) -> int:
+        """Return 0: nobody grows."""
+        return 0
 
     def grow(self, sequence: Sequence, num_tokens: int, matched: list[int] | None = None) -> list[int] | None:
         """Take the whole reservation at the first call; nothing after that."""

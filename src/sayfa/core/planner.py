@@ -25,8 +25,6 @@ from sayfa.core.waiting import place
 
 MAX_SKIPPED = 16
 """How many waiting sequences a step looks past; it bounds the time a step takes with a long queue."""
-HEADROOM = 64
-"""One part in so many of the pool stays free when somebody enters beside others, for those to grow."""
 
 
 class Plan:
@@ -128,9 +126,15 @@ class Planner:
         prefills = self._find_lead(plan, prefills)
         if not prefills:
             return
-        lead, longs = prefills[0], []
-        wish = min(lead.goal - lead.computed, self._max_chunk)
-        shorts = plan.budget - min(wish, plan.budget - int(plan.budget * self.limits.short_share))
+        longs = []
+        share = plan.budget - int(plan.budget * self.limits.short_share)
+        shorts = plan.budget
+        lead = prefills[0]
+        if min(lead.goal - lead.computed, self._max_chunk) <= share:
+            shorts -= self._compute(plan, lead, share)
+        else:
+            longs.append(lead)
+            shorts -= share
         for sequence in prefills[1:]:
             left = sequence.goal - sequence.computed
             if left <= min(shorts, self._max_chunk):
@@ -138,7 +142,7 @@ class Planner:
             else:
                 longs.append(sequence)
         self._admit_waiting(plan, shorts, short_only=True)
-        for sequence in (lead, *longs):
+        for sequence in longs:
             self._compute(plan, sequence, plan.budget)
         self._admit_waiting(plan, plan.budget, short_only=False)
 
@@ -203,7 +207,9 @@ class Planner:
             needed = cache.pages_to_fork(kept)
         else:
             needed = cache.pages_to_enter(sequence) - len(matched) + cache.num_idle(matched)
-        if needed > plan.spare - self._headroom(sequence) or not self._policy.may_enter(sequence, len(roster.running)):
+        if needed > plan.spare - cache.headroom(sequence, len(roster.running)) or not self._policy.may_enter(
+            sequence, len(roster.running)
+        ):
             plan.full = True
             return False
         plan.spare -= needed
@@ -218,16 +224,6 @@ class Planner:
         plan.entered[sequence.row] = sequence
         plan.coming.update(cache.coming(sequence))
         return True
-
-    def _headroom(self, sequence: Sequence) -> int:
-        """Return the pages that stay free when this sequence enters, so that those who run can grow for a while.
-
-        One that had to yield comes back only if half of those who run could take a page before it yields again.
-        """
-        num_running = len(self._roster.running)
-        if not num_running:
-            return 0
-        return self.cache.pool.capacity // HEADROOM + (num_running // 2 if sequence.preempted else 0)
 
     def _source(self, sequence: Sequence) -> Sequence | None:
         """Return a running branch of the same request whose prompt is computed, for a branch that has not run yet."""
