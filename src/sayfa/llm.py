@@ -1,21 +1,23 @@
-"""The offline door: `LLM(model).generate(prompts)` over an engine in this process.
+"""The offline door: `LLM(model).generate(prompts)` and `.chat(messages)` over an engine in this process.
 
 Called by users and by `sayfa generate`. Text goes in and comes out here; the engine itself sees token ids only.
 Importing this file loads neither numpy nor torch: the engine is imported when an `LLM` is made.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from sayfa.base.errors import InvalidRequest
+from sayfa.base.errors import ConfigError, InvalidRequest
 from sayfa.base.messages import EngineOutput, Request
 from sayfa.base.registry import Registry
 from sayfa.base.sampling_params import SamplingParams
 from sayfa.base.settings import engine_config
 from sayfa.base.step import TokenLogprobs
 from sayfa.hub import resolve_model
+from sayfa.text.chat_template import ChatTemplate, load_chat_template
 from sayfa.text.detokenizer import Detokenizer
 from sayfa.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from sayfa.engine.engine import Engine
 
 Prompt: TypeAlias = str | list[int]
+Message: TypeAlias = dict[str, Any]
 
 _PARTS = Registry("sayfa.llm", {"build_engine": "sayfa.engine.build:build_engine"})
 
@@ -89,6 +92,8 @@ class LLM:
         config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, model=str(path)))
         self._engine: Engine = _PARTS.get("build_engine")(config)
         self._tokenizer = load_tokenizer(path)
+        source = None if config.model.chat_template is None else _read_template(config.model.chat_template)
+        self._template: ChatTemplate | None = load_chat_template(self._tokenizer, source)
         self._num_requests = 0
 
     @property
@@ -119,6 +124,59 @@ class LLM:
         ]
         return self._run(jobs, on_progress)
 
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several; a message is {"role": ..., "content": ...}. Else like `generate`.
+
+        If the last message is the assistant's, it is continued.
+        """
+        conversations = [messages] if messages and isinstance(messages[0], dict) else messages
+        jobs = [self._chat_job(conversation, wish) for conversation, wish in _pair(list(conversations), params)]
+        return self._run(jobs, on_progress)
+
+    def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Iterator[str]:
+        """Answer one conversation, yielding the text as it comes (of the first answer). Leaving early ends the
+        request.
+        """
+        job = self._chat_job(messages, params or SamplingParams())
+        request = job.request(self._new_id(), self._tokenizer)
+        self._engine.add(request)
+        try:
+            done, given = False, 0
+            while not done:
+                for output in self._engine.step().outputs:
+                    done = done or (output.id == request.id and job.take(output))
+                text = job.text
+                if len(text) > given:
+                    yield text[given:]
+                    given = len(text)
+        finally:
+            self._clear([request.id])
+
+    def _chat_job(self, conversation: Sequence[Message], params: SamplingParams) -> "_Job":
+        if self._template is None:
+            raise InvalidRequest("this model has no chat template; use `generate`, or give one with `chat_template`")
+        goes_on = bool(conversation) and conversation[-1].get("role") == "assistant"
+        rendered = self._template.render(
+            conversation, add_generation_prompt=not goes_on, continue_final_message=goes_on
+        )
+        return _Job(self._tokenizer, rendered.text, rendered.encode(self._tokenizer), params)
+
+    def _new_id(self) -> str:
+        self._num_requests += 1
+        return f"offline-{self._num_requests}"
+
+    def _clear(self, ids: list[str]) -> None:
+        """Abort what is left and let the engine come to rest."""
+        self._engine.abort(ids)
+        while self._engine.has_work:
+            self._engine.step()
+
     def _encode(self, prompt: Prompt) -> list[int]:
         return prompt if isinstance(prompt, list) else self._tokenizer.encode(prompt)
 
@@ -131,8 +189,7 @@ class LLM:
             while waiting or open_jobs:
                 while waiting and len(open_jobs) < 2 * engine.info.max_num_seqs:
                     job = waiting.pop()
-                    request = job.request(f"offline-{self._num_requests}", self._tokenizer)
-                    self._num_requests += 1
+                    request = job.request(self._new_id(), self._tokenizer)
                     engine.add(request)
                     open_jobs[request.id] = job
                 for output in engine.step().outputs:
@@ -144,9 +201,7 @@ class LLM:
                         if on_progress is not None:
                             on_progress(done, len(jobs))
         finally:
-            engine.abort(list(open_jobs))
-            while engine.has_work:
-                engine.step()
+            self._clear(list(open_jobs))
         return [job.result() for job in jobs]
 
 
@@ -206,6 +261,11 @@ class _Job:
             branch.take(output)
         return all(branch.done for branch in self._branches)
 
+    @property
+    def text(self) -> str:
+        """The first answer's text so far."""
+        return self._branches[0].detokenizer.text
+
     def result(self) -> RequestOutput:
         """Put together what came."""
         answers = [self._answer(index, branch) for index, branch in enumerate(self._branches)]
@@ -239,6 +299,13 @@ class _Job:
         for token, score in zip(ids, scores, strict=False):
             top = [(other, text(other), value) for other, value in zip(score.top_ids, score.top_logprobs, strict=True)]
             yield TokenChoice(token, text(token), score.logprob, score.rank, top)
+
+
+def _read_template(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the chat template {path!r} cannot be read: {error}") from error
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

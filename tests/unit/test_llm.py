@@ -1,0 +1,121 @@
+"""The offline door: text in, text out, in the order of the prompts, whatever the engine does underneath."""
+
+import subprocess
+import sys
+
+import pytest
+
+from fakes.models import make_tiny
+from sayfa import LLM, ConfigError, InvalidRequest, ModelError, SamplingParams
+
+OPTIONS = {"max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 64, "block_size": 16,
+           "kv_cache_memory": "4MiB", "executor": "reference", "seed": 1}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory):
+    return LLM(str(make_tiny("llama", tmp_path_factory.mktemp("llama"), seed=3, vocab_size=260)), **OPTIONS)
+
+
+def test_importing_the_public_face_loads_nothing_heavy():
+    code = (
+        "import sys\nfrom sayfa import LLM, SamplingParams, RequestOutput\n"
+        "print([name for name in ('torch', 'numpy', 'fastapi', 'zmq', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_outputs_come_in_the_order_of_the_prompts_however_long_each_takes(llm):
+    prompts = [f"prompt number {i} " * (1 + i % 3) for i in range(20)]
+    params = [SamplingParams(temperature=0.0, max_tokens=1 + (7 * i) % 19, ignore_eos=True) for i in range(20)]
+    done = []
+    outputs = llm.generate(prompts, params, on_progress=lambda *counts: done.append(counts))
+    assert [output.prompt for output in outputs] == prompts
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [wish.max_tokens for wish in params]
+    assert done == [(i, 20) for i in range(1, 21)]
+    singles = [llm.generate(prompt, wish)[0].outputs for prompt, wish in zip(prompts, params, strict=True)]
+    assert [output.outputs for output in outputs] == singles
+
+
+def test_text_and_token_ids_as_prompts_are_the_same(llm):
+    wish = SamplingParams(temperature=0.0, max_tokens=8)
+    ids = llm.tokenizer.encode("same")
+    text, tokens = llm.generate("same", wish)[0], llm.generate(ids, wish)[0]
+    several = llm.generate([ids, "same"], wish)
+    assert text.outputs == tokens.outputs == several[0].outputs == several[1].outputs
+    assert tokens.prompt is None
+    assert text.usage.prompt_tokens == len(ids)
+    assert text.usage.completion_tokens == len(text.outputs[0].token_ids)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_string_ends_one_answer_and_not_its_siblings(llm, length, include):
+    fields = {"temperature": 1.0, "seed": 5, "max_tokens": 40, "n": 3, "ignore_eos": True}
+    free = llm.generate("x", SamplingParams(**fields))[0]
+    stop = free.outputs[1].text[4 : 4 + length]
+    fields |= {"stop": [stop], "include_stop_str_in_output": include}
+    stopped = llm.generate("x", SamplingParams(**fields))[0]
+    for before, after in zip(free.outputs, stopped.outputs, strict=True):
+        at = before.text.find(stop)
+        expected = before.text if at < 0 else before.text[: at + (length if include else 0)]
+        assert after.text == expected
+        assert after.finish_reason == ("length" if at < 0 else "stop")
+        assert after.stop_reason == (None if at < 0 else stop)
+    assert not llm.engine.has_work
+
+
+def test_logprobs_name_each_token_of_the_answer(llm):
+    answer = llm.generate("hello", SamplingParams(temperature=0.0, max_tokens=6, logprobs=2, prompt_logprobs=1))[0]
+    choices = answer.outputs[0].logprobs
+    assert [choice.token_id for choice in choices] == answer.outputs[0].token_ids
+    assert all(choice.rank == 1 and choice.top[0][2] == choice.logprob and len(choice.top) == 2 for choice in choices)
+    assert [choice.token_id for choice in answer.prompt_logprobs] == answer.prompt_token_ids[1:]
+
+
+def test_chat_is_the_template_then_generate(llm):
+    messages = [{"role": "user", "content": "hi"}]
+    wish = SamplingParams(temperature=0.0, max_tokens=8)
+    chat = llm.chat(messages, wish)[0]
+    assert chat.prompt == "<|begin|><|user|>user: hi<|turn_end|><|user|>assistant: "
+    assert chat.outputs == llm.generate(chat.prompt_token_ids, wish)[0].outputs
+    both = llm.chat([messages, messages], wish)
+    assert [output.outputs for output in both] == [chat.outputs, chat.outputs]
+    assert "".join(llm.stream_chat(messages, wish)) == chat.text
+
+
+def test_leaving_a_stream_early_leaves_nothing_behind(llm):
+    stream = llm.stream_chat([{"role": "user", "content": "hi"}], SamplingParams(max_tokens=60, ignore_eos=True))
+    next(stream)
+    stream.close()
+    assert not llm.engine.has_work
+    llm.engine.audit()
+
+
+@pytest.mark.parametrize(("call", "sentence"), [
+    (lambda llm: llm.generate(["a", "b"], [SamplingParams()]), "2 prompts but 1 params"),
+    (lambda llm: llm.generate("a" * 500), "shorten the prompt"),
+    (lambda llm: llm.generate([[]]), "empty"),
+    (lambda llm: llm.generate([[99999]]), r"outside \[0, 259\]"),
+    (lambda llm: llm.generate("a", SamplingParams(temperature=-1)), "temperature"),
+    (lambda llm: llm.generate("a", SamplingParams(logit_bias={5000: 1.0})), "logit_bias"),
+    (lambda llm: llm.chat([[]]), "messages"),
+])  # fmt: skip
+def test_what_cannot_be_served_is_said_and_harms_nothing(llm, call, sentence):
+    with pytest.raises(InvalidRequest, match=sentence):
+        call(llm)
+    assert not llm.engine.has_work
+    assert llm.generate("fine", SamplingParams(max_tokens=2))[0].text is not None
+
+
+def test_no_prompts_give_no_outputs(llm):
+    assert llm.generate([]) == []
+    assert llm.chat([]) == []
+
+
+def test_unknown_options_and_models_are_refused_by_name(tmp_path):
+    with pytest.raises(ConfigError, match="max_model_len"):
+        LLM("smollm2", max_model_length=4)
+    with pytest.raises(ModelError, match="no such file"):
+        LLM(str(tmp_path / "nothing.gguf"))

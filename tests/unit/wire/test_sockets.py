@@ -1,0 +1,91 @@
+"""Frames survive any cutting of the byte stream; a frame that is too long costs nothing but itself."""
+
+import random
+import socket
+import threading
+
+import pytest
+
+from sayfa.wire import sockets
+from sayfa.wire.sockets import Connection, DisconnectedError, FrameReader, frame, make_pair
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_frames_come_out_as_they_went_in_however_the_stream_is_cut(seed):
+    rng = random.Random(seed)
+    payloads = [rng.randbytes(rng.choice([0, 1, 3, 4, 5, 100, 70_000])) for _ in range(rng.randint(1, 12))]
+    stream = b"".join(map(frame, payloads))
+    reader, got, at = FrameReader(), [], 0
+    while at < len(stream):
+        size = rng.choice([1, 2, 3, 4, 5, 7, 1000, 1 << 17])
+        got += reader.feed(stream[at : at + size])
+        at += size
+    assert got == payloads
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_frame_over_the_limit_is_skipped_without_being_held(seed, monkeypatch):
+    rng = random.Random(seed)
+    long = frame(bytes(5000))
+    monkeypatch.setattr(sockets, "MAX_FRAME_BYTES", 1000)
+    stream = frame(b"before") + long + frame(b"after") + long + long + frame(b"end")
+    reader, got, held = FrameReader(), [], 0
+    while stream:
+        size = rng.randint(1, 700)
+        got += reader.feed(stream[:size])
+        held = max(held, len(reader._buffer))
+        stream = stream[size:]
+    assert got == [b"before", b"after", b"end"]
+    assert reader.skipped == 3
+    assert held <= 1004
+    with pytest.raises(ValueError, match="over the limit"):
+        frame(bytes(1001))
+
+
+@pytest.fixture
+def pair():
+    ours, theirs = make_pair()
+    connection = Connection(theirs)
+    yield ours, connection
+    connection.close()
+    ours.close()
+
+
+def test_a_slow_reader_never_blocks_the_writer_and_loses_nothing(pair):
+    ours, connection = pair
+    payloads = [bytes([i]) * 100_000 for i in range(50)]
+    for payload in payloads:
+        connection.send(payload)  # nobody reads yet: most of it must wait
+    assert connection.unsent_bytes > 1_000_000
+    reader, got = FrameReader(), []
+
+    def read():
+        while len(got) < len(payloads):
+            got.extend(reader.feed(ours.recv(1 << 16)))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert connection.flush(5.0)
+    thread.join(5.0)
+    assert got == payloads
+    assert connection.unsent_bytes == 0
+
+
+def test_receive_without_a_timeout_returns_at_once_when_nothing_is_there(pair):
+    assert pair[1].receive(0.0) == []
+
+
+def test_what_came_before_the_end_is_handed_out_before_the_end_is_told(pair):
+    ours, connection = pair
+    ours.sendall(frame(b"last words"))
+    ours.shutdown(socket.SHUT_RDWR)
+    assert connection.receive(1.0) == [b"last words"]
+    with pytest.raises(DisconnectedError):
+        connection.receive(1.0)
+
+
+def test_sending_to_nobody_tells_so(pair):
+    ours, connection = pair
+    ours.close()
+    with pytest.raises(DisconnectedError):
+        connection.send(b"hello")
