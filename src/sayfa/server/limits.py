@@ -269,6 +269,8 @@ def _params(
         raise InvalidRequest(f"`cache_salt` must have 1 to {MAX_SALT_CHARS} characters.", param="cache_salt")
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("`stream_options` needs `stream: true`.", param="stream_options")
+    if request.prompt_logprobs is not None and request.stream:
+        raise InvalidRequest("`prompt_logprobs` cannot be streamed; no event holds them.", param="prompt_logprobs")
     if request.allowed_token_ids is not None and not 1 <= len(request.allowed_token_ids) <= MAX_ALLOWED_IDS:
         raise InvalidRequest(f"`allowed_token_ids` must list 1 to {MAX_ALLOWED_IDS} ids.", param="allowed_token_ids")
     given = {

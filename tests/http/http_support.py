@@ -11,8 +11,11 @@ from typing import Any
 
 import httpx2
 import msgspec
-from fakes.client import FakeEngineClient
 from fastapi import FastAPI
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from fakes.client import FakeEngineClient
 from sayfa.base.config import ServerOptions
 from sayfa.base.messages import EngineOutput, Request
 from sayfa.base.step import TokenLogprobs
@@ -20,8 +23,6 @@ from sayfa.server.app import create_app
 from sayfa.server.context import TextTools
 from sayfa.text.chat_template import load_chat_template
 from sayfa.text.tokenizer import Tokenizer, load_tokenizer
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as Backend
 
 MODEL = "tiny"
 CONTEXT = 256
@@ -101,6 +102,24 @@ class SayingEngine(FakeEngineClient):
             answer = [*answer, request.params.eos_token_ids[-1]]
         return answer[:limit]
 
+    async def _play(self, request: Request) -> None:
+        refused = self.refuse_with(request)
+        if refused is not None:
+            self._streams.refuse(refused)
+            return
+        answers = [self._script(request, branch) for branch in range(request.params.n)]
+        longest = max(1, *map(len, answers))
+        for start in range(0, longest, self.merge):
+            await self.hold.wait()
+            await asyncio.sleep(0)
+            outputs: list[EngineOutput] = []
+            for branch, answer in enumerate(answers):
+                steps = range(start, min(start + self.merge, max(1, len(answer))))
+                if steps:
+                    outputs.append(merged([self._output(request, branch, answer, step) for step in steps]))
+            self._deliver(outputs)
+        self._tasks.pop(request.id, None)
+
     def _output(self, request: Request, branch: int, answer: list[int], step: int) -> EngineOutput:
         output = super()._output(request, branch, answer, step)
         params = request.params
@@ -114,6 +133,16 @@ class SayingEngine(FakeEngineClient):
         if output.finish is not None:
             changes |= {"num_prompt": len(request.prompt), "num_cached": 3}
         return msgspec.structs.replace(output, **changes) if changes else output
+
+
+def merged(outputs: list[EngineOutput]) -> EngineOutput:
+    """Several outputs of one branch as one, as an engine that drafts would send them."""
+    return msgspec.structs.replace(
+        outputs[-1],
+        tokens=[token for output in outputs for token in output.tokens],
+        logprobs=[value for output in outputs for value in output.logprobs],
+        prompt_logprobs=[value for output in outputs for value in output.prompt_logprobs],
+    )
 
 
 def score(token: int, position: int, num_top: int) -> TokenLogprobs:
