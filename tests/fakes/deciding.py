@@ -154,6 +154,7 @@ class World:
         self.num_steps = 0
         self._audit_every = audit_every
         self._next_event = 0
+        self._salts: dict[int, str] = {}
         self._idle_steps = 0
 
     def add(self, req: Request) -> bool:
@@ -202,10 +203,18 @@ class World:
         self.events += events
         for event in events:
             self.map.apply(event)
+            self._check_salt(event)
         if self.num_steps % self._audit_every == 0:
             self.scheduler.audit()
             self.map.check(self.sequences(), self.pool)
             self._check_slots()
+
+    def _check_salt(self, event: Event) -> None:
+        """A page belongs to the salt it was taken under; nobody else may share it."""
+        if isinstance(event, PageTaken | PageCopied):
+            self._salts[event.page] = self.requests[event.request].salt
+        elif isinstance(event, PageShared):
+            assert self._salts[event.page] == self.requests[event.request].salt, "a page crossed from salt to salt"
 
     def sequences(self) -> list[Sequence]:
         return self.scheduler._roster.sequences()

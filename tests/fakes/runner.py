@@ -1,8 +1,8 @@
 """A runner without a model: the next token is a rule of the tokens before it. It checks the plan as a real runner must.
 
-The fake keeps page contents like a real one: K/V of a position is the token that was written there, read back through
-the page list at each step. So a page that was shared wrongly, copied too late or handed out twice changes the tokens,
-or is found at once. Used by tests of `core` and `engine`; needs no torch.
+The fake keeps page contents like a real one: what it writes at a position depends on the token and on what lies in the
+pages before it, and is read back through the page list at each step. So a page that was found under a wrong prefix,
+copied too late, shared while open or handed out twice is noticed. Used by tests of `core` and `engine`; needs no torch.
 """
 
 from collections.abc import Callable
@@ -24,6 +24,14 @@ def mix_rule(vocab: int) -> Rule:
         return (value >> 7) % vocab
 
     return rule
+
+
+_START = 1
+
+
+def _write(before: int, token: int) -> int:
+    """What a token leaves in its slot after the tokens before it."""
+    return (before * 6_364_136_223_846_793_005 + token + 1_442_695_040_888_963_407) & 0xFFFFFFFFFFFFFFFF
 
 
 @dataclass
@@ -78,7 +86,9 @@ class FakeRunner:
                 assert 0 < page < self.num_pages, f"page {page} is not ours to write"
                 assert (page, offset) not in written, f"slot {offset} of page {page} is written by two rows"
                 written.add((page, offset))
-                self.slots[page][offset] = row.tokens[position]
+                before = self._read(row, position - 1) if position else _START
+                assert before is not None, f"row {scheduled.row}: nothing was written before position {position}"
+                self.slots[page][offset] = _write(before, row.tokens[position])
         self.num_computed += len(written)
 
     def _result(self, step: int, scheduled: ScheduledRow) -> RowResult:
@@ -87,8 +97,10 @@ class FakeRunner:
         if error:
             return RowResult(row=scheduled.row, error=error, error_code="numerical_error")
         end = scheduled.start + scheduled.count
-        context = [self.slots[row.pages[p // self.page_size]][p % self.page_size] for p in range(end)]
-        assert context == row.tokens[:end], f"row {scheduled.row}: the pages hold {context}, not {row.tokens[:end]}"
+        value = _START
+        for position in range(end):
+            value = _write(value, row.tokens[position])
+            assert self._read(row, position) == value, f"row {scheduled.row}: wrong K/V at position {position} of {end}"
         scores: list[TokenLogprobs] = []
         if row.new.params.prompt_logprobs is not None:
             scores = [self._score(row, p) for p in range(end - scheduled.num_logits, end - scheduled.sample)]
@@ -100,6 +112,9 @@ class FakeRunner:
         row.tokens.append(token)
         logprobs = [TokenLogprobs(-1.0, 1, [], [])] if row.new.params.logprobs is not None else []
         return RowResult(row=scheduled.row, tokens=[token], logprobs=logprobs, prompt_logprobs=scores)
+
+    def _read(self, row: _Row, position: int) -> int | None:
+        return self.slots[row.pages[position // self.page_size]][position % self.page_size]
 
     def _score(self, row: _Row, position: int) -> TokenLogprobs:
         """The score of the prompt token after `position`; its rank field carries the position, for tests."""

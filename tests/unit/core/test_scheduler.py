@@ -271,8 +271,8 @@ def test_an_id_that_is_here_is_refused() -> None:
 
 def test_a_full_queue_refuses_and_tells_when_to_come_again() -> None:
     w = world(max_queued_requests=2)
-    w.scheduler.add(request("a", [1]), 0.0)
-    w.scheduler.add(request("b", [1]), 0.0)
+    assert w.add(request("a", [1]))
+    assert w.add(request("b", [1]))
     with pytest.raises(Overloaded, match="2 requests wait") as refusal:
         w.scheduler.add(request("c", [1]), 0.0, retry_after_s=7)
     assert refusal.value.retry_after_s == 7
@@ -289,7 +289,7 @@ def test_the_queue_is_bounded_in_tokens_but_an_empty_one_takes_any_request() -> 
 
 def test_a_preempted_sequence_takes_no_place_from_new_requests() -> None:
     w = world(max_queued_requests=1)
-    w.scheduler.add(request("a", [1]), 0.0)
+    assert w.add(request("a", [1]))
     w.step()
     w.scheduler.preempt("a", w.now_s)
     assert w.scheduler.num_waiting == 1
