@@ -138,7 +138,7 @@ def bench_serve(
 
 def bench_paging(
     *,
-    requests: Annotated[int, Parameter(help="Requests of the mix, all there at the start.")] = 256,
+    requests: Annotated[int, Parameter(help="Requests of the mix, all there at the start.")] = 1024,
     tokens: Annotated[int, Parameter(help="Size of the memory, in tokens.")] = 65_536,
     max_model_len: Annotated[int, Parameter(help="Longest sequence; what contiguous memory reserves for each.")] = 4096,
     random_seed: Annotated[int, Parameter(help="Another number, another mix.")] = 1,
