@@ -27,16 +27,11 @@ def build_from_folder(folder: Path) -> tuple[Tokenizer, TokenizerFacts]:
     _add_missing(backend, config)
     named = {name: text for name in _NAMES if (text := _token_text(config.get(name) or special_map.get(name)))}
     ids = {name: index for name, text in named.items() if (index := backend.token_to_id(text)) is not None}
-    bos = (ids["bos_token"],) if "bos_token" in ids else ()
-    eos = (ids["eos_token"],) if "eos_token" in ids else ()
     special = {index for index, token in backend.get_added_tokens_decoder().items() if token.special}
     special.update(ids.values())
-    eos_ids = _end_ids(folder, backend).union(eos)
+    eos_ids = _end_ids(folder, backend) | {index for name, index in ids.items() if name == "eos_token"}
+    # What stands around a text is tokenizer.json's affair; `add_bos_token` beside it is a left-over of older formats.
     prefix, suffix = _around(backend)
-    if "add_bos_token" in config or "add_eos_token" in config:
-        # Said outright, the two switches count more than the rule in tokenizer.json.
-        prefix = bos if config.get("add_bos_token") else ()
-        suffix = eos if config.get("add_eos_token") else ()
     return backend, TokenizerFacts(
         tokens=_tokens(backend),
         prefix_ids=prefix,
