@@ -23,7 +23,7 @@ from sayfa.base.messages import (
     PageStored,
     PageTaken,
 )
-from sayfa.base.page_hash import pack_tokens, page_hash, root_hash
+from sayfa.base.page_hash import chain, pack_tokens, page_hash, root_hash
 from sayfa.core.page_pool import PagePool
 from sayfa.core.sequence import RequestState, Sequence
 
@@ -159,6 +159,7 @@ class KvCache:
             self.events.append(PageShared(page, branch.id, branch.branch))
         branch.pages.extend(source.pages[:num_whole])
         branch.hashes = source.hashes[:num_whole]
+        branch.contents = source.contents[:num_whole]
         branch.num_stored = min(source.num_stored, num_whole)
         return [self._copy(source.pages[num_whole], branch)] if partial else []
 
@@ -189,26 +190,27 @@ class KvCache:
         held = [sequence for sequence in sequences if sequence.pages]
         self.pool.check(sequence.pages for sequence in held)
         for sequence in held:
+            hashes = chain(sequence.state.root, sequence.tokens[: sequence.computed], self.page_size)
             for index, page in enumerate(sequence.pages):
                 full = sequence.computed >= (index + 1) * self.page_size
                 if not full and (self.pool.users(page) > 1 or self.pool.hash_of(page) is not None):
                     raise RuntimeError(f"{sequence.id}: page {page} is shared or findable but not full")
                 stored = self.pool.hash_of(page)
-                if stored is not None and stored != self._identity(sequence, index)[0]:
+                if stored is not None and stored != hashes[index]:
                     raise RuntimeError(f"{sequence.id}: page {page} does not hold the tokens its hash says")
 
     def _identity(self, sequence: Sequence, index: int) -> tuple[bytes, bytes]:
         """Return (hash, content) of the sequence's page `index`; its tokens must be there."""
         hashes = sequence.hashes
         for known in range(len(hashes), index + 1):
-            hashes.append(page_hash(self._parent(sequence, known), self._packed(sequence, known)))
-        return hashes[index], self._parent(sequence, index) + self._packed(sequence, index)
+            parent = self._parent(sequence, known)
+            packed = pack_tokens(sequence.tokens[known * self.page_size : (known + 1) * self.page_size])
+            hashes.append(page_hash(parent, packed))
+            sequence.contents.append(parent + packed)
+        return hashes[index], sequence.contents[index]
 
     def _parent(self, sequence: Sequence, index: int) -> bytes:
         return sequence.hashes[index - 1] if index else sequence.state.root
-
-    def _packed(self, sequence: Sequence, index: int) -> bytes:
-        return pack_tokens(sequence.tokens[index * self.page_size : (index + 1) * self.page_size])
 
     def _take(self, sequence: Sequence) -> int:
         page, lost = self.pool.take()

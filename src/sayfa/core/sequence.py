@@ -78,14 +78,15 @@ class RequestState:
 class Sequence:
     """One branch of one request.
 
+    hashes, contents: of its first whole pages, as far as they were ever needed; the content is what the pool compares.
     scored: prompt positions whose log-probability has been asked for in a step that was carried out.
     rank: place among the running ones, set on admission; the last one yields first.
     overtaken: how many that stood behind it in the queue were let in before it.
     """
 
     __slots__ = (
-        "branch", "computed", "finish", "first_token_s", "hashes", "num_prompt", "num_stored", "overtaken", "pages",
-        "preempted", "rank", "row", "scored", "seed", "state", "status", "tokens",
+        "branch", "computed", "contents", "finish", "first_token_s", "hashes", "num_prompt", "num_stored", "overtaken",
+        "pages", "preempted", "rank", "row", "scored", "seed", "state", "status", "tokens",
     )  # fmt: skip
 
     def __init__(self, state: RequestState, branch: int) -> None:
@@ -100,6 +101,7 @@ class Sequence:
         self.scored = 0
         self.pages: list[int] = []
         self.hashes: list[bytes] = []
+        self.contents: list[bytes] = []
         self.num_stored = 0
         self.row = -1
         self.rank: tuple[int, int, int] = (0, 0, 0)
