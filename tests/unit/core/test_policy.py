@@ -1,0 +1,116 @@
+"""Who is first, who enters, who yields. Bounds under load are in tests/property/test_core_fairness.py."""
+
+import random
+
+import pytest
+
+from fakes.deciding import request
+from sayfa.core.policy import MAX_TENANTS, PREEMPTIONS_PER_CLASS, FairPolicy, Policy, PriorityPolicy, StaticPolicy
+from sayfa.core.sequence import RequestState, Sequence
+from sayfa.core.waiting import WaitingQueue
+
+
+def state(policy: Policy, number: int, **arguments: object) -> RequestState:
+    made = RequestState(request(number, [1, 2, 3, 4], **arguments), number, 0.0, 100)  # type: ignore[arg-type]
+    made.order = policy.order(made)
+    return made
+
+
+def queue_of(*states: RequestState) -> list[str]:
+    """Return the ids in the order the queue gives them."""
+    queue = WaitingQueue()
+    for one in random.Random(0).sample(states, len(states)):
+        queue.add(one.branch(0))
+    queue.check()
+    return [sequence.id for sequence in queue]
+
+
+def test_first_come_first_served_inside_a_class() -> None:
+    policy = PriorityPolicy()
+    assert queue_of(*(state(policy, number) for number in range(20))) == [str(number) for number in range(20)]
+
+
+def test_a_class_is_ahead_by_a_fixed_number_of_arrivals() -> None:
+    policy = PriorityPolicy(class_lead=3)
+    states = [state(policy, 0, priority=1), *(state(policy, number) for number in range(1, 6))]
+    assert queue_of(*states) == ["1", "2", "0", "3", "4", "5"]
+
+
+def test_without_a_lead_there_are_no_classes() -> None:
+    policy = PriorityPolicy(class_lead=0)
+    states = [state(policy, number, priority=-number) for number in range(5)]
+    assert queue_of(*states) == ["0", "1", "2", "3", "4"]
+    assert [policy.rank(one.branches[0])[0] for one in states] == [0] * 5
+
+
+def test_the_lowest_class_and_in_it_the_latest_arrival_yields_first() -> None:
+    policy = PriorityPolicy()
+    states = [state(policy, number, priority=priority) for number, priority in enumerate([1, 0, 1, 0, -1])]
+    ranked = sorted((one.branch(0) for one in states), key=policy.rank)
+    assert [sequence.id for sequence in ranked] == ["4", "1", "3", "0", "2"]
+
+
+def test_who_yielded_often_rises_by_a_class() -> None:
+    policy = PriorityPolicy()
+    low, high = state(policy, 0, priority=1).branch(0), state(policy, 1, priority=0).branch(0)
+    assert policy.rank(low) > policy.rank(high)
+    low.preempted = PREEMPTIONS_PER_CLASS
+    assert policy.rank(low) < policy.rank(high)
+
+
+def test_tenants_take_turns_by_tokens() -> None:
+    """Tenant a asks for five requests before b asks for two: b's come after one of a's each."""
+    policy = FairPolicy()
+    states = [state(policy, number, tenant="a", max_tokens=6) for number in range(5)]
+    states += [state(policy, number, tenant="b", max_tokens=6) for number in (5, 6)]
+    assert queue_of(*states) == ["0", "5", "1", "6", "2", "3", "4"]
+
+
+def test_a_tenant_that_was_idle_saves_nothing_up() -> None:
+    policy = FairPolicy()
+    for number in range(10):
+        policy.entered(state(policy, number, tenant="a", max_tokens=6).branch(0))
+    late = [state(policy, number, tenant="b", max_tokens=6) for number in range(20, 25)]
+    busy = state(policy, 30, tenant="a", max_tokens=6)
+    assert queue_of(*late, busy) == ["20", "21", "30", "22", "23", "24"]
+
+
+def test_many_tenants_cost_bounded_memory() -> None:
+    policy = FairPolicy()
+    for number in range(3 * MAX_TENANTS):
+        state(policy, number, tenant=f"tenant{number}")
+    assert len(policy._finish) <= MAX_TENANTS
+
+
+def test_a_static_batch_closes_when_it_is_full_and_opens_when_it_is_empty() -> None:
+    policy = StaticPolicy(2)
+    sequences = [state(policy, number).branch(0) for number in range(4)]
+    for running, sequence in enumerate(sequences[:2]):
+        assert policy.may_enter(sequence, running)
+        policy.entered(sequence)
+    assert not policy.may_enter(sequences[2], 2)
+    assert not policy.may_enter(sequences[2], 1)
+    sequences[0].preempted = 1
+    assert policy.may_enter(sequences[0], 1), "a member that yielded comes back"
+    assert policy.may_enter(sequences[2], 0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_queue_stays_sorted_and_counted(seed: int) -> None:
+    rnd = random.Random(seed)
+    policy, queue = PriorityPolicy(4), WaitingQueue()
+    inside: list[Sequence] = []
+    for number in range(200):
+        if inside and rnd.random() < 0.5:
+            queue.remove(inside.pop(rnd.randrange(len(inside))))
+        else:
+            inside.append(state(policy, number, priority=rnd.randrange(-1, 2)).branch(0))
+            if rnd.random() < 0.3:
+                inside[-1].state.admitted_s = 1.0
+            queue.add(inside[-1])
+        queue.check()
+    assert len(queue) == len(inside)
+    if inside:
+        queue.remove(inside[0])
+        with pytest.raises(RuntimeError, match="not in the waiting queue"):
+            queue.remove(inside[0])
