@@ -106,6 +106,20 @@ def test_random_histories_leak_nothing_and_change_no_answer(seed: int) -> None:
     History(seed).play(120)
 
 
+def test_the_histories_visit_every_corner() -> None:
+    """What never happens in them is not tested by them."""
+    seen: Counter[str] = Counter()
+    for seed in range(40):
+        history = History(seed)
+        history.play(120)
+        world = history.world
+        seen.update(type(event).__name__ for event in world.events)
+        seen.update(answer.finish for answer in world.answers.values() if answer.finish)
+        seen.update(refused=history.counts["refused"], hits=world.scheduler.stats(0, 0, 0, {}).prefix_hits)
+    corners = "PageShared PageCopied PageDropped RequestPreempted stop length abort deadline error refused hits".split()
+    assert all(seen[corner] >= 20 for corner in corners), seen
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("block", range(20))
