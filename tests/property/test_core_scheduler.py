@@ -116,7 +116,8 @@ def test_the_histories_visit_every_corner() -> None:
         seen.update(type(event).__name__ for event in world.events)
         seen.update(answer.finish for answer in world.answers.values() if answer.finish)
         seen.update(refused=history.counts["refused"], hits=world.scheduler.stats(0, 0, 0, {}).prefix_hits)
-    corners = "PageShared PageCopied PageDropped RequestPreempted stop length abort deadline error refused hits".split()
+    corners = ["PageShared", "PageCopied", "PageDropped", "RequestPreempted", "refused", "hits"]
+    corners += ["stop", "length", "abort", "deadline", "error"]
     assert all(seen[corner] >= 20 for corner in corners), seen
 
 
