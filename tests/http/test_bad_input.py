@@ -185,7 +185,7 @@ async def test_b034_an_empty_prompt_is_refused_in_each_spelling(prompt: Any) -> 
 
 
 async def test_b038_the_rules_of_max_tokens() -> None:
-    """B038: absent = null = up to the context (chat) or 16 (completions); max_completion_tokens wins; below 0 is 400."""
+    """B038: absent = null = to the context (chat) or 16 (completions); max_completion_tokens wins; negative is 400."""
     engine = SayingEngine(lambda request, branch: [5] * 1000)
     async with serving(engine) as (client, _):
 

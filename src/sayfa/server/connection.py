@@ -6,6 +6,7 @@ runs while another one waits behind it on the same connection. Knows no routes.
 """
 
 import asyncio
+import re
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -15,6 +16,7 @@ from sayfa.server.edge import MAX_HEADER_BYTES, MAX_HEADERS, MAX_LINE_BYTES
 from sayfa.server.errors import StatusError, body_bytes, headers_of, to_answer
 
 HEADER_TIME_LIMIT_S = 10.0
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _PHRASES = {400: b"Bad Request", 408: b"Request Timeout", 414: b"URI Too Long", 431: b"Headers Too Large",
             503: b"Service Unavailable"}  # fmt: skip
 
@@ -30,6 +32,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refusal: RequestError | None = None
         self._header_timer: asyncio.TimerHandle | None = None
         self._running: RequestResponseCycle | None = None
+        self._in_body = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -51,8 +54,13 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._refusal is None:
-            super().data_received(data)
+        if self._refusal is not None:
+            return
+        if not self._in_body and b"pgrade:" in data:
+            # Clients that offer HTTP/2 with each request want its answer; the parser would drop the body.
+            head, blank, rest = data.partition(b"\r\n\r\n")
+            data = _UPGRADE.sub(b"\r\nx-upgrade:", head) + blank + rest
+        super().data_received(data)
 
     # ------------------------------------------------------------------------------------------ the parser's callbacks
 
@@ -74,6 +82,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._disarm()
+        self._in_body = True
         if self._refusal is None:
             super().on_headers_complete()
 
@@ -82,6 +91,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._in_body = False
         if self._refusal is None:
             super().on_message_complete()
 

@@ -34,6 +34,8 @@ FLUSH_LIMIT_S = 2.0
 """How long answers may take to be written after the engine has ended."""
 KEEP_ALIVE_S = 75
 DEAD_PEER_S = 60
+SEND_BUFFER_BYTES = 128 << 10
+"""Of each connection; the kernel doubles it."""
 
 
 class ManagedClient(EngineClient, Protocol):
@@ -82,7 +84,8 @@ def bind(options: ServerOptions) -> socket.socket:
         raise ConfigError(f"--host {options.host} is no address of this machine ({error.strerror}).") from None
     sock = socket.socket(family, kind, proto)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Peers that vanished without a word are noticed; accepted sockets inherit these.
+    # Accepted sockets inherit these: what a slow reader can make us hold is bounded, peers that vanished are noticed.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", DEAD_PEER_S), ("TCP_KEEPINTVL", 10), ("TCP_USER_TIMEOUT", DEAD_PEER_S * 1000)):
         if hasattr(socket, name):
