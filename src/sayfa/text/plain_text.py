@@ -12,6 +12,8 @@ from tokenizers import Tokenizer, pre_tokenizers
 from sayfa.base.errors import InvalidRequest
 from sayfa.text.control_text import ControlTexts
 
+_LONG_CHARS = 8_192
+
 
 class PlainEncoder:
     """Encodes pieces of a text whose control tokens were cut out before.
@@ -75,7 +77,10 @@ class PlainEncoder:
 def encode_ids(backend: Tokenizer, text: str) -> list[int]:
     """Encode without anything put around. A text that is no valid Unicode (a lone surrogate) raises InvalidRequest."""
     try:
-        return list(backend.encode(text, add_special_tokens=False).ids)
+        if len(text) < _LONG_CHARS:
+            return list(backend.encode(text, add_special_tokens=False).ids)
+        # Leaves out where each token lies in the text, which halves the time; worth the longer way in for long texts.
+        return list(backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
     except (UnicodeEncodeError, TypeError):
         raise InvalidRequest(
             "The text holds a lone surrogate, which is no valid Unicode; send whole characters.", code="invalid_unicode"
