@@ -149,10 +149,11 @@ bool Pool::leave(uint64_t& entered, const Job& job) {
   const uint32_t next = index_of(entered) + 1;
   counter_.value.store(0, std::memory_order_relaxed);
   if (stamps_) stamps_[next - first_] = now_ns();
-  const uint64_t opened = next == end_ ? gate_at(next, kIdle) : gate_at(next, kInside + kEntered);
+  const bool more = next != end_;  // read before the gate opens: after it the caller may have begun another run
+  const uint64_t opened = more ? gate_at(next, kInside + kEntered) : gate_at(next, kIdle);
   publish(opened);
   entered = opened;
-  return next != end_;
+  return more;
 }
 
 void Pool::work(int id) {
