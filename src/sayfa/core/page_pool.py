@@ -114,10 +114,6 @@ class PagePool:
         page = self._index.get(page_hash, 0)
         return page if page and self._content[page] == content else 0
 
-    def has(self, page_hash: bytes) -> bool:
-        """Whether some page stands for this hash (its content is not compared)."""
-        return page_hash in self._index
-
     def forget(self, page: int) -> bytes | None:
         """Make a page unfindable (its users keep it); return the hash it had, or None."""
         if self._hashes[page] is None:

@@ -77,6 +77,11 @@ def _hash_too_many(scheduler: Scheduler) -> None:
     scheduler._roster.running[0].hashes += [b"x"] * 9
 
 
+def _queue_out_of_order(scheduler: Scheduler) -> None:
+    waiting = scheduler._roster.waiting
+    waiting._sequences.append(waiting[0])
+
+
 def _wrong_status(scheduler: Scheduler) -> None:
     scheduler._roster.waiting[0].status = Status.FINISHED
 
@@ -86,7 +91,7 @@ def _wrong_status(scheduler: Scheduler) -> None:
     [
         _lose_a_row, _run_and_wait, _out_of_rank, _nowhere, _wrong_branch_count, _forgotten_request, _wrong_token_count,
         _wrong_new_count, _computed_beyond_pages, _computed_beyond_tokens, _waiting_with_pages, _running_without_a_row,
-        _hash_too_many, _wrong_status,
+        _hash_too_many, _wrong_status, _queue_out_of_order,
     ],
 )  # fmt: skip
 def test_the_audit_sees(damage: Callable[[Scheduler], None]) -> None:

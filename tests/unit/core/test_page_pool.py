@@ -52,6 +52,15 @@ def _cached_without_hash(pool: PagePool) -> None:
     pool._hashes[3] = None
 
 
+def _blank_with_hash(pool: PagePool) -> None:
+    pool._hashes[5] = b"five"
+    pool._content[5] = b"5"
+
+
+def _hash_without_content(pool: PagePool) -> None:
+    pool._content[1] = None
+
+
 def _wrong_count(pool: PagePool) -> None:
     pool.num_shares += 1
 
@@ -66,7 +75,7 @@ def test_a_sound_pool_passes_its_check() -> None:
     "damage",
     [
         _break_index, _blank_twice, _used_and_blank, _lost, _reserved, _too_many_users, _hash_without_index,
-        _cached_without_hash, _wrong_count,
+        _cached_without_hash, _wrong_count, _blank_with_hash, _hash_without_content,
     ],
 )  # fmt: skip
 def test_the_check_sees_each_kind_of_damage(damage: Callable[[PagePool], None]) -> None:
