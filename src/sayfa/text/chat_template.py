@@ -9,6 +9,8 @@ Rules:
    break. A template that only knows lists gets text as a list of one part.
 3. Control tokens that are spelled out in messages or tools have no power (see `control_text`).
 4. Keys with the value None are left out of messages, as Hugging Face does.
+5. The arguments of past tool calls come as JSON text (OpenAI's form) and templates want the object: text that is a
+   JSON object is handed on as that object, any other text as it is.
 """
 
 import math
@@ -18,9 +20,11 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 import jinja2
+import msgspec
 from jinja2 import meta, nodes
 
 from sayfa.base.errors import InvalidRequest, ModelError
+from sayfa.base.json_file import MAX_JSON_DEPTH, json_depth
 from sayfa.text.control_text import ControlTexts, strings_in, unused_marks
 from sayfa.text.template_budget import Budget, OverBudgetError
 from sayfa.text.template_sandbox import RefusedByTemplate, Sandbox
@@ -155,6 +159,8 @@ class ChatTemplate:
         made = {key: value for key, value in message.items() if value is not None}
         if "content" in made:
             made["content"] = self._content(index, made["content"])
+        if "tool_calls" in made:
+            made["tool_calls"] = _tool_calls(index, made["tool_calls"])
         reasoning = next((made[name] for name in _REASONING if name in made), None)
         if reasoning is not None:
             made = {"thinking": reasoning, **made, "reasoning_content": reasoning}
@@ -214,6 +220,28 @@ def load_chat_template(tokenizer: Tokenizer, source: str | None = None) -> ChatT
     if source is None:
         return None
     return ChatTemplate(source, tokenizer.special_tokens, tokenizer.control_texts)
+
+
+def _tool_calls(index: int, calls: Any) -> list[dict[str, Any]]:
+    """Copy past tool calls with their arguments as objects (rule 5)."""
+    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+        raise InvalidRequest(f"`messages[{index}].tool_calls` must be a list of objects.", param=f"messages[{index}]")
+    made = [dict(call) for call in calls]
+    for call in made:
+        function = call.get("function")
+        if isinstance(function, Mapping):
+            call["function"] = {**function, "arguments": _arguments(function.get("arguments"))}
+    return made
+
+
+def _arguments(value: Any) -> Any:
+    if not isinstance(value, str):
+        return {} if value is None else value
+    try:
+        parsed = msgspec.json.decode(value)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return value
+    return parsed if isinstance(parsed, dict) and json_depth(parsed) <= MAX_JSON_DEPTH else value
 
 
 def _is_scalar(value: Any) -> bool:

@@ -22,6 +22,9 @@ class ControlTexts:
         self._firsts = frozenset(text[0] for text in self._texts)
         self._beginnings = frozenset(text[:size] for text in self._texts for size in range(1, len(text)))
         self._endings = frozenset(text[size:] for text in self._texts for size in range(1, len(text)))
+        # Most texts are told from the characters at their edges alone.
+        self._last_of_beginnings = frozenset(text[-1] for text in self._beginnings)
+        self._first_of_endings = frozenset(text[0] for text in self._endings)
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
         """Give (start, end) of each spelling, in order, none over another."""
@@ -54,17 +57,18 @@ class ControlTexts:
         for start, end in self.find(text):
             pieces += [text[at : start + 1], mark, text[start + 1 : end]]
             at = end
-        text = "".join(pieces) + text[at:]
-        head = len(text) - len(text.lstrip())
-        if any(text[head : head + size] in self._endings for size in range(1, self._longest())):
-            text = text[:head] + mark + text[head:]
-        tail = len(text.rstrip())
-        if any(text[max(0, tail - size) : tail] in self._beginnings for size in range(1, self._longest())):
-            text = text[:tail] + mark + text[tail:]
+        if pieces:
+            text = "".join(pieces) + text[at:]
+        longest = self._lengths[0] if self._lengths else 0
+        head = text.lstrip()
+        if head[:1] in self._first_of_endings and any(head[:size] in self._endings for size in range(1, longest)):
+            text = text[: len(text) - len(head)] + mark + head
+        tail = text.rstrip()
+        if tail[-1:] in self._last_of_beginnings and any(
+            tail[-size:] in self._beginnings for size in range(1, longest)
+        ):
+            text = tail + mark + text[len(tail) :]
         return text
-
-    def _longest(self) -> int:
-        return self._lengths[0] if self._lengths else 0
 
     def break_all(self, value: Any, mark: str) -> Any:
         """Copy plain JSON data with every string in it broken, the names in objects too."""

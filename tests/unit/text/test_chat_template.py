@@ -1,0 +1,191 @@
+"""What goes into a chat template, and what comes back when it cannot be rendered."""
+
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from fakes.templates import ALL, CHATML, GEMMA, MISTRAL, QWEN
+from sayfa.base.errors import InvalidRequest, ModelError
+from sayfa.text.chat_template import ChatTemplate
+
+USER = {"role": "user", "content": "hi"}
+ONLY_PARTS = "{% for m in messages %}{% for part in m['content'] %}[{{ part.text }}]{% endfor %}{% endfor %}"
+ASSIGNED = "{% for m in messages %}{% set c = m.content %}{% for part in c %}[{{ part.text }}]{% endfor %}{% endfor %}"
+
+
+def parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+@pytest.mark.parametrize("role", ["user", "system", "assistant", "tool"])
+def test_a_template_for_text_sees_the_parts_joined_by_a_line_break(role: str) -> None:
+    """B041."""
+    template = ChatTemplate(CHATML)
+    for content, text in ((parts("a"), "a"), (parts("a", "b"), "a\nb"), ([], "")):
+        assert template.render([{"role": role, "content": content}]) == template.render(
+            [{"role": role, "content": text}]
+        )
+
+
+@pytest.mark.parametrize("source", [ONLY_PARTS, ASSIGNED])
+def test_a_template_for_parts_sees_a_list_even_for_plain_text(source: str) -> None:
+    template = ChatTemplate(source)
+    assert template.render([{"role": "user", "content": parts("a", "b")}]).text == "[a][b]"
+    assert template.render([USER]).text == "[hi]"
+
+
+def test_a_template_that_knows_both_gets_what_was_sent() -> None:
+    template = ChatTemplate(GEMMA, {"bos_token": ""})
+    for content in ("a", parts("a")):
+        text = template.render([{"role": "user", "content": content}]).text
+        assert text == "<start_of_turn>user\na<end_of_turn>\n<start_of_turn>model\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [{"type": "image_url", "image_url": {"url": "data:"}}],
+        [{"type": "x" * 999}],
+        [{"text": "a"}],
+        ["a"],
+        [None],
+        5,
+        {},
+    ],
+)
+def test_an_unknown_part_is_refused_by_its_place(content: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"messages\[1\]\.content") as caught:
+        ChatTemplate(CHATML).render([USER, {"role": "user", "content": content}])
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("message", [{}, {"content": "x"}, {"role": 3}, "x", None])
+def test_a_message_without_a_role_is_refused_by_its_place(message: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"messages\[1\]"):
+        ChatTemplate(CHATML).render([USER, message])
+
+
+def test_no_messages_are_refused() -> None:
+    """B034."""
+    with pytest.raises(InvalidRequest, match="empty"):
+        ChatTemplate(CHATML).render([])
+
+
+def test_the_template_s_own_refusal_reaches_the_client_in_its_words() -> None:
+    with pytest.raises(InvalidRequest, match="roles must alternate") as caught:
+        ChatTemplate(MISTRAL, {"bos_token": "", "eos_token": ""}).render([USER, USER])
+    assert (caught.value.param, caught.value.code) == ("messages", "refused_by_template")
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ messages[7].content }}", "{{ 1 + 'a' }}", "{{ messages.content.x.y }}", "{{ 1 / 0 }}"]
+)
+def test_any_other_error_tells_nothing_of_the_inside(source: str) -> None:
+    """T20."""
+    with pytest.raises(InvalidRequest) as caught:
+        ChatTemplate(source).render([USER])
+    assert caught.value.code == "template_error"
+    assert caught.value.message == (
+        "The model's chat template cannot render these messages; check their roles and contents."
+    )
+
+
+@pytest.mark.parametrize(
+    "source", ["{% for %}", "{{ x|nosuchfilter }}", "{% nosuch %}", "{{ " + "(" * 3000, "{% if 1 %}" * 3000]
+)
+def test_a_template_that_cannot_be_compiled_is_the_model_s_fault(source: str) -> None:
+    with pytest.raises(ModelError, match="chat template"):
+        ChatTemplate(source)
+
+
+def test_options_are_the_names_that_the_template_knows() -> None:
+    template = ChatTemplate(QWEN)
+    assert "enable_thinking" in template.options
+    assert template.options.isdisjoint({"messages", "tools", "add_generation_prompt", "namespace", "message"})
+    assert "<think>" in template.render([USER], options={"enable_thinking": False}).text
+    assert "<think>" not in template.render([USER], options={"enable_thinking": True}).text
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "bos_token", "nothing", "__class__", "self", "", 3, "x" * 100])
+def test_other_options_are_refused_with_the_known_names(name: Any) -> None:
+    with pytest.raises(InvalidRequest, match="enable_thinking"):
+        ChatTemplate(QWEN).render([USER], options={name: True})
+
+
+@pytest.mark.parametrize("value", [[], {}, math.nan, math.inf, 2**60, "x" * 5000, b"x", object()])
+def test_options_are_plain_values(value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"chat_template_kwargs\.enable_thinking"):
+        ChatTemplate(QWEN).render([USER], options={"enable_thinking": value})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"path": "a"}', '{"path": "a"}'), ({"path": "a"}, '{"path": "a"}'), ("{}", "{}"), (None, "{}"),
+        ('{"path": "a', '{"path": "a'), ("", ""), ("null", "null"), ("[1]", "[1]"), ("\ud800", "\ud800"),
+        ('{"a":' * 3000 + "1" + "}" * 3000, '{"a":' * 3000 + "1" + "}" * 3000),
+    ],
+)  # fmt: skip
+def test_past_tool_calls_with_any_arguments_are_served(arguments: Any, shown: str) -> None:
+    """B045: one broken tool call must not end the conversation."""
+    call = {"id": "1", "type": "function", "function": {"name": "get", "arguments": arguments}}
+    messages = [USER, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "r"}, USER]
+    text = ChatTemplate(QWEN).render(messages).text
+    assert f'<tool_call>\n{{"name": "get", "arguments": {shown}}}\n</tool_call>' in text
+
+
+@pytest.mark.parametrize("calls", ["x", [1], {}, [["a"]]])
+def test_tool_calls_of_another_form_are_refused_by_their_place(calls: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"messages\[1\]"):
+        ChatTemplate(QWEN).render([USER, {"role": "assistant", "content": "x", "tool_calls": calls}])
+
+
+def test_an_open_last_message_needs_text_and_no_prompt_behind_it() -> None:
+    template = ChatTemplate(CHATML)
+    answer = {"role": "assistant", "content": "I think "}
+    rendered = template.render([USER, answer], add_generation_prompt=False, continue_final_message=True)
+    assert rendered.text.endswith("<|im_start|>assistant\nI think ")
+    with pytest.raises(InvalidRequest, match="exclude each other"):
+        template.render([USER, answer], continue_final_message=True)
+    with pytest.raises(InvalidRequest, match="continue_final_message"):
+        template.render([USER, {"role": "assistant"}], add_generation_prompt=False, continue_final_message=True)
+    with pytest.raises(InvalidRequest, match="does not print"):
+        ChatTemplate("x").render([USER, answer], add_generation_prompt=False, continue_final_message=True)
+
+
+def test_the_messages_given_are_left_as_they_were() -> None:
+    messages = [USER, {"role": "assistant", "content": parts("a"), "tool_calls": None, "x": None}]
+    before = repr(messages)
+    ChatTemplate(GEMMA, {"bos_token": ""}, ["a"]).render(
+        messages, add_generation_prompt=False, continue_final_message=True
+    )
+    assert repr(messages) == before
+
+
+def test_the_clock_is_handed_in() -> None:
+    template = ChatTemplate("{{ strftime_now('%d %B %Y') }}", now=lambda: datetime(2024, 7, 26, tzinfo=UTC))
+    assert template.render([USER]).text == "26 July 2024"
+
+
+def test_private_characters_in_messages_are_no_marks() -> None:
+    """A user who sends the mark themselves gains nothing: another one is chosen, or the request is refused."""
+    private = "".join(chr(code) for code in range(0xF8E0, 0xF8F0))
+    template = ChatTemplate(CHATML, {}, ["<|im_start|>", "<|im_end|>"])
+    rendered = template.render([{"role": "user", "content": private + "<|im_end|>"}])
+    assert rendered.mark not in private
+    assert private in rendered.text
+    every = "".join(chr(code) for code in range(0xF8E0, 0xF900))
+    with pytest.raises(InvalidRequest, match="private characters"):
+        template.render([{"role": "user", "content": every + "<|im_end|>"}])
+    assert every in template.render([{"role": "user", "content": every}]).text
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_long_conversations_stay_within_the_budget(name: str) -> None:
+    """An honest template must never meet the bounds: a thousand messages, and one of a megabyte."""
+    template = ChatTemplate(ALL[name], {"bos_token": "<s>", "eos_token": "</s>"})
+    for size, count in ((100, 500), (500_000, 1)):
+        messages = [USER | {"content": "word " * (size // 5)}, {"role": "assistant", "content": "ok"}] * count
+        assert len(template.render(messages[:-1]).text) > 0
