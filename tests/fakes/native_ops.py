@@ -1,0 +1,189 @@
+"""Calls single native ops on numpy arrays, for tests and benchmarks: one op, one program, one step.
+
+Matrices are copied to rows that start at 64-byte borders, as the executor lays them out.
+"""
+
+import ctypes
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sayfa import _native
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
+
+KV_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2}
+
+
+def aligned(num_rows: int, width: int, *, pad: float = np.nan) -> Floats:
+    """Make a float32 view [num_rows, width] whose rows start at 64-byte borders; what lies between rows is `pad`."""
+    stride = (width + 15) // 16 * 16
+    raw = np.full(num_rows * stride + 16, pad, np.float32)
+    start = (-raw.ctypes.data // 4) % 16
+    return raw[start : start + num_rows * stride].reshape(num_rows, stride)[:, :width]
+
+
+def matrix(values: NDArray[np.floating]) -> Floats:
+    """Copy [rows, width] into aligned rows."""
+    out = aligned(*values.shape)
+    out[:] = values
+    return out
+
+
+def mat(view: Floats) -> tuple[int, int, int]:
+    """Describe a matrix to the library: address, stride in floats, width."""
+    return view.ctypes.data, view.strides[0] // 4 if len(view) else view.shape[1], view.shape[1]
+
+
+def step(
+    *,
+    num_tokens: int = 0,
+    positions: Ints | None = None,
+    slots: Ints | None = None,
+    query_start: Ints | None = None,
+    context_len: Ints | None = None,
+    page_table: Ints | None = None,
+    logit_rows: Ints | None = None,
+    page_size: int = 16,
+) -> tuple[list[Ints], tuple[int, ...]]:
+    """Gather the arrays of one step; what an op does not read may be left out. Returns arrays and sizes for `run`."""
+    num_tokens = num_tokens or (0 if positions is None else len(positions))
+    zeros = np.zeros(num_tokens, np.int32)
+    table = np.zeros((1, 1), np.int32) if page_table is None else np.ascontiguousarray(page_table, np.int32)
+    starts = np.array([0, num_tokens], np.int32) if query_start is None else query_start
+    arrays = [
+        zeros,
+        zeros if positions is None else positions,
+        zeros if slots is None else slots,
+        starts,
+        np.array([num_tokens], np.int32) if context_len is None else context_len,
+        table,
+        np.zeros(0, np.int32) if logit_rows is None else logit_rows,
+    ]
+    arrays = [np.ascontiguousarray(array, np.int32) for array in arrays]
+    return arrays, (num_tokens, len(starts) - 1, table.shape[1], len(arrays[6]), page_size)
+
+
+def run(program: _native.Program, arrays: list[Ints], sizes: tuple[int, ...]) -> None:
+    """Run a program on one step."""
+    program.run(*[array.ctypes.data for array in arrays], *sizes)
+
+
+def program(isa: str = "", threads: int = 1) -> _native.Program:
+    """Make an empty program on a pool of its own."""
+    return _native.Program(_native.Pool(threads), isa)
+
+
+@dataclass
+class Layer:
+    """One layer's pages and the way its sequences use them. Pages are poisoned; each sequence's are in random order."""
+
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    kv_type: str
+    lengths: list[int]
+    seed: int = 0
+    pages: _native.Pages = field(init=False)
+    tables: Ints = field(init=False)
+
+    def __post_init__(self) -> None:
+        per_sequence = [-(-length // self.page_size) for length in self.lengths]
+        order = np.random.default_rng(self.seed).permutation(sum(per_sequence)) + 1
+        self.tables = np.zeros((len(self.lengths), max(per_sequence, default=1)), np.int32)
+        for s, count in enumerate(per_sequence):
+            self.tables[s, :count], order = order[:count], order[count:]
+        stride = program().kv_page_bytes(self.shape(0))
+        self.pages = _native.Pages(1, sum(per_sequence) + 1, stride)
+        self.page_bytes = stride
+        self.poison()
+
+    def poison(self) -> None:
+        """Fill all pages with bytes that are NaN in every type (int8: the scales are)."""
+        self.bytes()[:] = 0xFF
+
+    def bytes(self) -> NDArray[np.uint8]:
+        """All page bytes."""
+        buffer = (ctypes.c_uint8 * self.pages.bytes).from_address(self.pages.address)
+        return np.frombuffer(buffer, np.uint8)
+
+    def shape(self, page_bytes: int | None = None) -> tuple[int, int, int, int, int, int]:
+        """Describe the layer to the library."""
+        stride = self.page_bytes if page_bytes is None else page_bytes
+        return 0, stride, self.kv_heads, self.head_dim, self.page_size, KV_TYPES[self.kv_type]
+
+    def slots(self, sequence: int, positions: Ints) -> Ints:
+        """Where the tokens of a sequence go."""
+        pages = self.tables[sequence, positions // self.page_size]
+        return (pages * self.page_size + positions % self.page_size).astype(np.int32)
+
+
+@dataclass
+class Sequences:
+    """Random queries, keys and values of some sequences, for all positions: [length, heads * head_dim] each."""
+
+    query: list[Floats]
+    key: list[Floats]
+    value: list[Floats]
+
+    @staticmethod
+    def random(layer: Layer, num_heads: int, seed: int, *, peak: float = 1.0) -> "Sequences":
+        """Draw normal numbers; `peak` multiplies the queries, so that softmax gets sharper."""
+        rng = np.random.default_rng(seed)
+
+        def draw(heads: int) -> list[Floats]:
+            return [rng.standard_normal((n, heads * layer.head_dim)).astype(np.float32) for n in layer.lengths]
+
+        query = [q * np.float32(peak) for q in draw(num_heads)]
+        return Sequences(query, draw(layer.kv_heads), draw(layer.kv_heads))
+
+
+class AttentionStep:
+    """KvWrite then Attention of one layer, called with any mixture of chunks."""
+
+    def __init__(
+        self, layer: Layer, num_heads: int, *, isa: str = "", threads: int = 1, window: int = 0, split: bool = True
+    ) -> None:
+        self.layer, self.num_heads, self.window = layer, num_heads, window
+        self.scale = layer.head_dim**-0.5
+        self._isa = isa
+        self._pool = _native.Pool(threads)
+        self._partials = None if split else _native.Block(64)  # too small to split anything
+
+    def __call__(self, data: Sequences, chunks: list[tuple[int, int, int]]) -> list[Floats]:
+        """Run chunks (sequence, first position, end position) in one step; returns each chunk's output rows."""
+        layer = self.layer
+        spans = [np.arange(first, end, dtype=np.int32) for _, first, end in chunks]
+        positions = np.concatenate(spans) if spans else np.zeros(0, np.int32)
+        slots = [layer.slots(chunk[0], span) for chunk, span in zip(chunks, spans, strict=True)]
+        starts = np.cumsum([0] + [len(span) for span in spans]).astype(np.int32)
+        tables = np.array([layer.tables[s] for s, _, _ in chunks], np.int32).reshape(len(chunks), -1)
+
+        def rows(source: list[Floats]) -> Floats:
+            parts = [source[s][first:end] for s, first, end in chunks]
+            return matrix(np.concatenate(parts) if parts else np.zeros((0, source[0].shape[1]), np.float32))
+
+        query, key, value = rows(data.query), rows(data.key), rows(data.value)
+        out = aligned(len(query), query.shape[1])
+        calls = _native.Program(self._pool, self._isa)
+        calls.add_kv_write(mat(key), mat(value), layer.shape())
+        if self._partials is None:
+            need = calls.attention_partials_bytes(layer.shape(), self.num_heads, self.scale, self.window)
+            self._partials = _native.Block(max(need, 64))
+        calls.add_attention(
+            mat(query), mat(out), layer.shape(), self.num_heads, self.scale, self.window,
+            max(1, len(positions)), max(1, len(chunks)), self._partials,
+        )  # fmt: skip
+        calls.set_pages(layer.pages)
+        arrays, sizes = step(
+            positions=positions,
+            slots=np.concatenate(slots) if slots else np.zeros(0, np.int32),
+            query_start=starts,
+            context_len=np.array([end for _, _, end in chunks], np.int32),
+            page_table=tables if len(chunks) else None,
+            page_size=layer.page_size,
+        )
+        run(calls, arrays, sizes)
+        return [out[starts[i] : starts[i + 1]].copy() for i in range(len(chunks))]
