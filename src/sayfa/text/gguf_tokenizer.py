@@ -7,7 +7,7 @@ around them, so they are put together here. Must not know chat messages or HTTP.
 
 import logging
 from collections.abc import Sequence
-from operator import itemgetter
+from itertools import groupby
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -132,17 +132,25 @@ def merges_from_scores(tokens: Sequence[str], scores: Sequence[float], types: Se
     Control, unknown and byte tokens never come out of a merge: text must not be able to spell them.
     """
     vocab = set(tokens)
-    found: list[tuple[float, int, int, str, str]] = []
-    for token, score, type_ in zip(tokens, scores, types, strict=True):
-        if type_ in (_UNKNOWN, _CONTROL, _BYTE):
-            continue
-        size = len(token)
-        for cut in range(1, size):
-            left = token[:cut]
-            if left in vocab and (right := token[cut:]) in vocab:
-                found.append((score, cut, size - cut, left, right))
-    found.sort(key=itemgetter(0, 1, 2), reverse=True)
-    return [(left, right) for _, _, _, left, right in found]
+    made = [index for index, kind in enumerate(types) if kind not in (_UNKNOWN, _CONTROL, _BYTE)]
+    made.sort(key=scores.__getitem__, reverse=True)
+    merges: list[tuple[str, str]] = []
+    for _, group in groupby(made, key=scores.__getitem__):
+        start = len(merges)
+        num_tokens = 0
+        for index in group:
+            token = tokens[index]
+            num_tokens += 1
+            for cut in range(len(token) - 1, 0, -1):
+                if (right := token[cut:]) in vocab and (left := token[:cut]) in vocab:
+                    merges.append((left, right))
+        if num_tokens > 1:
+            merges[start:] = sorted(merges[start:], key=_lengths, reverse=True)
+    return merges
+
+
+def _lengths(merge: tuple[str, str]) -> tuple[int, int]:
+    return len(merge[0]), len(merge[1])
 
 
 def _vocab(tokens: list[str]) -> dict[str, int]:
