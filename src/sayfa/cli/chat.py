@@ -1,0 +1,123 @@
+"""`sayfa chat`: a conversation in the terminal, with a model in this process or behind a server's address.
+
+Called by `app`. Answers appear as they come; Ctrl-C ends the answer, Ctrl-D or /exit the conversation, /clear forgets
+it.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx2
+
+from sayfa.base import log
+from sayfa.base.config import Settings
+from sayfa.base.errors import EngineError, SayfaError
+from sayfa.base.sampling_params import SamplingParams
+
+Message = dict[str, str]
+Answerer = Callable[[list[Message]], Iterator[str]]
+
+HELP = "/clear forgets the conversation, /exit (or Ctrl-D) ends, Ctrl-C stops an answer"
+
+
+def run_chat(
+    settings: Settings, url: str | None, api_key: str | None, system: str | None, wishes: dict[str, Any]
+) -> int:
+    """Talk until the input ends; return 0, or 1 if an answer failed and nobody is at the terminal."""
+    log.setup("warning", "text")
+    answerer = _remote(url, api_key, wishes) if url else _local(settings, wishes)
+    return talk(answerer, sys.stdin, sys.stdout, system)
+
+
+def talk(answerer: Answerer, source: Any, sink: Any, system: str | None) -> int:
+    """The conversation itself; source and sink are text streams."""
+    start: list[Message] = [{"role": "system", "content": system}] if system else []
+    messages = list(start)
+    at_terminal = source.isatty() and sink.isatty()
+    if at_terminal:
+        print(HELP, file=sink)
+    while True:
+        if at_terminal:
+            print("\n> ", end="", file=sink, flush=True)
+        try:
+            line = source.readline()
+        except KeyboardInterrupt:
+            line = ""
+        if not line or line.strip() == "/exit":
+            return 0
+        if line.strip() == "/clear":
+            messages = list(start)
+        elif line.strip():
+            messages.append({"role": "user", "content": line.rstrip("\n")})
+            text, failed = _answer(answerer, messages, sink)
+            if failed and not at_terminal:
+                return 1
+            if text:
+                messages.append({"role": "assistant", "content": text})
+            else:
+                messages.pop()
+
+
+def _answer(answerer: Answerer, messages: list[Message], sink: Any) -> tuple[str, bool]:
+    """Print one answer as it comes; return its text so far, also when it was stopped or failed."""
+    text, failed = "", False
+    try:
+        for piece in answerer(messages):
+            print(piece, end="", file=sink, flush=True)
+            text += piece
+    except KeyboardInterrupt:
+        pass
+    except SayfaError as error:
+        failed = True
+        print(f"sayfa: {error}", file=sys.stderr)
+    print(file=sink, flush=True)
+    return text, failed
+
+
+def _local(settings: Settings, wishes: dict[str, Any]) -> Answerer:
+    from sayfa.cli.offline import make_llm
+
+    model = make_llm(settings)
+    params = SamplingParams(**wishes)
+    params.check()
+    return lambda messages: model.stream_chat(messages, params)
+
+
+def _remote(url: str, api_key: str | None, wishes: dict[str, Any]) -> Answerer:
+    base = url.rstrip("/").removesuffix("/v1")
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    client = httpx2.Client(headers=headers, timeout=httpx2.Timeout(10.0, read=600.0))
+    try:
+        model = client.get(f"{base}/v1/models").raise_for_status().json()["data"][0]["id"]
+    except (httpx2.HTTPError, ValueError, LookupError, TypeError) as error:
+        raise EngineError(f"{base} names no model: {error}") from None
+
+    def answer(messages: list[Message]) -> Iterator[str]:
+        body = {"model": model, "messages": messages, "stream": True, **wishes}
+        try:
+            with client.stream("POST", f"{base}/v1/chat/completions", json=body) as response:
+                if response.status_code != 200:
+                    raise EngineError(_message(response.read()))
+                for line in response.iter_lines():
+                    if line.startswith("data:") and line[5:].strip() != "[DONE]":
+                        yield _delta(json.loads(line[5:]))
+        except httpx2.HTTPError as error:
+            raise EngineError(f"{base}: {error}") from None
+
+    return answer
+
+
+def _delta(event: dict[str, Any]) -> str:
+    if "error" in event:
+        raise EngineError(str(event["error"].get("message", event["error"])))
+    choices = event.get("choices") or [{}]
+    return str((choices[0].get("delta") or {}).get("content") or "")
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return body[:300].decode("utf-8", "replace")

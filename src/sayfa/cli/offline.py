@@ -1,0 +1,172 @@
+"""`sayfa generate`: prompts or a JSONL file through an engine in this process, results in the prompts' order.
+
+Called by `app`. Every line of a file is checked before the model is loaded, so that a typing error in line 9,000 costs
+a second and not an hour. A prompt that cannot be served becomes a result with an `error`; the others go on.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sayfa import llm as public
+from sayfa.base import log
+from sayfa.base.config import Settings
+from sayfa.base.errors import ConfigError, InvalidRequest
+from sayfa.base.sampling_params import SamplingParams
+from sayfa.base.settings import nearest
+from sayfa.cli.show import ProgressLine
+
+MAX_LINE_BYTES = 16 << 20
+_PARAMS = {field.name for field in msgspec.structs.fields(SamplingParams)} - {"eos_token_ids"}
+_OWN = ("prompt", "messages", "id", "custom_id")
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """One line: a prompt or a conversation, its wishes, and the caller's own id if there is one."""
+
+    prompt: str | None
+    messages: list[dict[str, Any]] | None
+    params: SamplingParams
+    id: Any = None
+
+
+def run_generate(
+    settings: Settings, prompts: list[str], file: Path | None, output: Path | None, wishes: dict[str, Any]
+) -> int:
+    """Answer the prompts; return 0, or 1 if any of them failed. Raises ConfigError before any work."""
+    log.setup("warning", "text")
+    tasks = [_task({"prompt": prompt}, wishes, "--prompt") for prompt in prompts]
+    if file is not None:
+        tasks += read_tasks(file, wishes)
+    if not tasks:
+        raise ConfigError("nothing to do: give prompts with -p, or a JSONL file")
+    model = make_llm(settings)
+    results = answer_all(model, tasks)
+    lines = [json.dumps(result, ensure_ascii=False) for result in results]
+    if output is not None:
+        _write(output, lines)
+    elif file is not None:
+        print("\n".join(lines))
+    else:
+        print("\n\n".join(result.get("text", "") for result in results))
+    for result in results:
+        if "error" in result:
+            print(f"sayfa: prompt {result['index']}: {result['error']}", file=sys.stderr)
+    return int(any("error" in result for result in results))
+
+
+def make_llm(settings: Settings) -> public.LLM:
+    """An engine in this process with these settings."""
+    options: dict[str, Any] = {}
+    for part in (settings.model, settings.cache, settings.scheduler, settings.parallel):
+        options.update(msgspec.structs.asdict(part))
+    model = options.pop("model")
+    return public.LLM(model, **{name: value for name, value in options.items() if value not in (None, [])})
+
+
+def read_tasks(file: Path, wishes: dict[str, Any]) -> list[Task]:
+    """The tasks of a JSONL file; empty lines are skipped. Raises ConfigError naming the line."""
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+    tasks = []
+    for number, line in enumerate(data.splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"{file.name}, line {number}"
+        if len(line) > MAX_LINE_BYTES:
+            raise ConfigError(f"{where}: longer than {MAX_LINE_BYTES >> 20} MiB")
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{where}: not JSON: {error}") from None
+        tasks.append(_task(value, wishes, where))
+    return tasks
+
+
+def _task(value: Any, wishes: dict[str, Any], where: str) -> Task:
+    """One task from a JSON value; the line's own fields win over the command's."""
+    fields = {"prompt": value} if isinstance(value, str) else value
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{where}: holds neither text nor an object")
+    known = _PARAMS | set(_OWN)
+    for name in fields:
+        if name not in known:
+            raise ConfigError(f"{where}: unknown field {name!r}{nearest(name, known)}")
+    prompt, messages = fields.get("prompt"), fields.get("messages")
+    if (prompt is None) == (messages is None):
+        raise ConfigError(f"{where}: needs `prompt` or `messages`, and not both")
+    params = {**wishes, **{name: item for name, item in fields.items() if name in _PARAMS}}
+    try:
+        task = msgspec.convert({"prompt": prompt, "messages": messages, "params": params}, Task)
+        task.params.check()
+    except (msgspec.ValidationError, InvalidRequest) as error:
+        raise ConfigError(f"{where}: {error}") from None
+    return msgspec.structs.replace(task, id=fields.get("custom_id", fields.get("id")))
+
+
+def answer_all(model: public.LLM, tasks: list[Task]) -> list[dict[str, Any]]:
+    """Answer all tasks with a progress bar; the results are in the tasks' order."""
+    line = ProgressLine("generate")
+    results: dict[int, dict[str, Any]] = {}
+    prompts: list[tuple[int, list[int]]] = []
+    chats: list[int] = []
+    limit = model.engine.info.max_model_len
+    for index, task in enumerate(tasks):
+        if task.prompt is None:
+            chats.append(index)
+            continue
+        ids = model.tokenizer.encode(task.prompt)
+        if 0 < len(ids) < limit:
+            prompts.append((index, ids))
+        else:
+            problem = (
+                f"the prompt has {len(ids)} tokens; this model takes 1 to {limit - 1} and needs room for an answer"
+            )
+            results[index] = _result(index, task, error=problem)
+
+    def progress(done: int, total: int) -> None:
+        line.show(f"{len(results) + done} of {len(tasks)}", (len(results) + done) / len(tasks))
+
+    wishes = [tasks[index].params for index, _ in prompts]
+    outputs = model.generate([ids for _, ids in prompts], wishes, on_progress=progress) if prompts else []
+    for (index, _), output in zip(prompts, outputs, strict=True):
+        results[index] = _result(index, tasks[index], output)
+    outputs = _chat(model, [tasks[index] for index in chats], progress) if chats else []
+    for index, output in zip(chats, outputs, strict=True):
+        results[index] = _result(index, tasks[index], output)
+    line.clear()
+    return [results[index] for index in range(len(tasks))]
+
+
+def _chat(model: public.LLM, tasks: list[Task], progress: Any) -> list[public.RequestOutput]:
+    conversations = [task.messages or [] for task in tasks]
+    return model.chat(conversations, [task.params for task in tasks], on_progress=progress)
+
+
+def _result(
+    index: int, task: Task, output: public.RequestOutput | None = None, error: str | None = None
+) -> dict[str, Any]:
+    result: dict[str, Any] = {"index": index}
+    if task.id is not None:
+        result["id"] = task.id
+    if output is None:
+        return {**result, "error": error}
+    first = output.outputs[0]
+    result |= {"text": first.text, "finish_reason": first.finish_reason, "usage": msgspec.to_builtins(output.usage)}
+    if len(output.outputs) > 1:
+        result["texts"] = [answer.text for answer in output.outputs]
+    if first.error is not None:
+        result["error"] = first.error
+    return result
+
+
+def _write(output: Path, lines: list[str]) -> None:
+    try:
+        output.write_text("\n".join(lines) + "\n", "utf-8")
+    except OSError as error:
+        raise ConfigError(f"--output {output} cannot be written: {error.strerror}") from None
