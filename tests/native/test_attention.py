@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from fakes.native_ops import AttentionStep, Floats, Layer, Sequences
 
+from fakes.native_ops import AttentionStep, Floats, Layer, Sequences
 from sayfa import _native
 
 ISAS = _native.isas()
-# Largest difference over the largest value. bfloat16 pages: queries and weights are rounded to bf16 where the dot-product
-# instruction is used, else only keys and values, which the reference below rounds alike.
+# Largest difference over the largest value. Pages of 2 and 1 bytes: queries and weights are rounded to bf16 where the
+# dot-product instruction is used, else only keys and values, which the reference below rounds alike.
 TOLERANCE = {"float32": 2e-5, "bfloat16": 1.5e-2, "int8": 1.5e-2}
 
 
@@ -26,22 +26,20 @@ def rounded(x: Floats, kv_type: str, head_dim: int) -> np.ndarray:
     return (np.trunc(steps + np.copysign(np.float32(0.5), steps)) * scale.astype(np.float64)).reshape(x.shape)
 
 
-def reference(
-    layer: Layer, data: Sequences, sequence: int, positions: range, num_heads: int, window: int
-) -> np.ndarray:
-    """Softmax attention in float64, one query token at a time."""
+def reference(layer: Layer, data: Sequences, row: tuple[int, int], num_heads: int, window: int) -> np.ndarray:
+    """Softmax attention in float64 of one query token: row is (sequence, position). Returns [1, num_heads * dim]."""
+    sequence, position = row
     dim, group = layer.head_dim, num_heads // layer.kv_heads
     key = rounded(data.key[sequence], layer.kv_type, dim).reshape(-1, layer.kv_heads, dim)
     value = rounded(data.value[sequence], layer.kv_type, dim).reshape(-1, layer.kv_heads, dim)
     query = data.query[sequence].astype(np.float64).reshape(-1, num_heads, dim)
-    out = np.empty((len(positions), num_heads, dim))
-    for i, position in enumerate(positions):
-        lo = max(0, position + 1 - window) if window else 0
-        for h in range(num_heads):
-            score = key[lo : position + 1, h // group] @ query[position, h] * dim**-0.5
-            weight = np.exp(score - score.max())
-            out[i, h] = weight @ value[lo : position + 1, h // group] / weight.sum()
-    return out.reshape(len(positions), -1)
+    out = np.empty((num_heads, dim))
+    lo = max(0, position + 1 - window) if window else 0
+    for h in range(num_heads):
+        score = key[lo : position + 1, h // group] @ query[position, h] * dim**-0.5
+        weight = np.exp(score - score.max())
+        out[h] = weight @ value[lo : position + 1, h // group] / weight.sum()
+    return out.reshape(1, -1)
 
 
 def assert_close(got: Floats, want: np.ndarray, tolerance: float, what: str) -> None:
@@ -64,7 +62,7 @@ def check(layer: Layer, num_heads: int, *, isa: str, threads: int = 2, window: i
         for (s, start, end), got in zip(chunks, call(data, chunks), strict=True):
             step = max(1, (end - start) // 9)
             picked = list(range(start, end, step))
-            want = np.concatenate([reference(layer, data, s, range(p, p + 1), num_heads, window) for p in picked])
+            want = np.concatenate([reference(layer, data, (s, p), num_heads, window) for p in picked])
             tolerance = TOLERANCE[layer.kv_type] if isa == "avx512bf16" else 3e-5
             if layer.kv_type == "int8" and isa != "avx512bf16":
                 tolerance = 1e-4

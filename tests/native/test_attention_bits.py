@@ -1,13 +1,13 @@
 """The law: the bits of a row's attention depend on that row alone.
 
-Not on who else is in the step, how the prompt was cut into chunks, how many threads there are, whether a long context was
-split over them, which pages it lies in, nor on what unwritten slots hold.
+Not on who else is in the step, how the prompt was cut into chunks, how many threads there are, whether a long context
+was split over them, which pages it lies in, nor on what unwritten slots hold.
 """
 
 import numpy as np
 import pytest
-from fakes.native_ops import AttentionStep, Floats, Layer, Sequences
 
+from fakes.native_ops import AttentionStep, Floats, Layer, Sequences
 from sayfa import _native
 
 ISAS = _native.isas()
