@@ -130,28 +130,27 @@ def _ropes(facts: Facts, architecture: str, head_dim: int, windows: list[int]) -
     new = facts.part("rope_parameters")
     if architecture != "gemma3":
         part = new if facts.has("rope_parameters") else facts.part("rope_scaling")
-        return [_rope(facts, part, head_dim, facts.raw("rope_theta") or 10000.0)], [0] * len(windows)
+        return [_rope(facts, part, head_dim, facts.number("rope_theta", THETA, 10_000.0))], [0] * len(windows)
     if new.has("full_attention") or new.has("sliding_attention"):
         full, local = new.part("full_attention"), new.part("sliding_attention")
     else:
         full, local = (new if facts.has("rope_parameters") else facts.part("rope_scaling")), Facts(facts.model, {})
-    whole = _rope(facts, full, head_dim, facts.raw("rope_theta") or 1_000_000.0)
-    nearby = _rope(facts, local, head_dim, facts.raw("rope_local_base_freq") or 10_000.0)
+    whole = _rope(facts, full, head_dim, facts.number("rope_theta", THETA, 1_000_000.0))
+    nearby = _rope(facts, local, head_dim, facts.number("rope_local_base_freq", THETA, 10_000.0))
     return [whole, nearby], [1 if window else 0 for window in windows]
 
 
-def _rope(facts: Facts, part: Facts, head_dim: int, theta: Any) -> RopeConfig:
-    """One rope from its part of the file; `theta` is the older place of the base."""
+def _rope(facts: Facts, part: Facts, head_dim: int, theta: float) -> RopeConfig:
+    """One rope from its part of the file; `theta` is the base that stands at the older place."""
     field = "rope_type" if part.has("rope_type") else "type"
     kind = part.text(field, "default")
     if kind not in _ROPE_TYPES:
         raise part.error(field, f"is {kind!r}; known rope scalings: {', '.join(_ROPE_TYPES)}")
-    theta = part.raw("rope_theta") if part.has("rope_theta") else theta
     holder = part if part.has("partial_rotary_factor") else facts
     partial = holder.number("partial_rotary_factor", (1e-3, 1.0), 1.0)
     scaled = kind in ("linear", "llama3")
     return RopeConfig(
-        theta=Facts(facts.model, {"rope_theta": theta}).number("rope_theta", THETA),
+        theta=part.number("rope_theta", THETA, theta),
         rotary_dim=int(head_dim * partial),
         scaling=kind if kind in ("linear", "llama3") else "none",  # type: ignore[arg-type]
         factor=part.number("factor", FACTOR) if scaled else 1.0,
