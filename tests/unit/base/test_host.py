@@ -1,0 +1,35 @@
+"""Laws of the host's memory: the smaller of machine and container counts, and file cache can be given back."""
+
+from sayfa.base.host import free_memory_bytes, usable_cores
+
+
+def machine(tmp_path, available_kib, limit=None, used=0, inactive_file=0):
+    meminfo, cgroup = tmp_path / "meminfo", tmp_path / "cgroup"
+    meminfo.write_text(f"MemTotal: 999 kB\nMemAvailable:   {available_kib} kB\n")
+    cgroup.mkdir()
+    if limit is not None:
+        (cgroup / "memory.max").write_text(f"{limit}\n")
+        (cgroup / "memory.current").write_text(f"{used}\n")
+        (cgroup / "memory.stat").write_text(f"anon 5\ninactive_file {inactive_file}\n")
+    return free_memory_bytes(meminfo, cgroup)
+
+
+def test_without_a_container_the_machine_counts(tmp_path):
+    assert machine(tmp_path, 2048) == 2048 * 1024
+
+
+def test_a_container_without_limit_changes_nothing(tmp_path):
+    assert machine(tmp_path, 2048, limit="max") == 2048 * 1024
+
+
+def test_a_tighter_container_counts(tmp_path):
+    assert machine(tmp_path, 2048, limit=100_000, used=70_000, inactive_file=20_000) == 50_000
+
+
+def test_a_container_over_its_limit_has_nothing(tmp_path):
+    assert machine(tmp_path, 2048, limit=100, used=900) == 0
+
+
+def test_without_either_there_is_still_an_answer(tmp_path):
+    assert free_memory_bytes(tmp_path / "no", tmp_path / "no") > 1 << 20
+    assert usable_cores() >= 1
