@@ -73,6 +73,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        client.on_outputs(context.admissions.on_outputs)
         client.on_outputs(context.metrics.on_outputs)
         beside = [asyncio.create_task(sweep(context.streams, options.sse_keep_alive_interval))]
         beside.append(asyncio.create_task(log_stats(context)))

@@ -12,7 +12,7 @@ import time
 import msgspec
 
 from sayfa.base.errors import RequestError
-from sayfa.base.messages import EngineOutput
+from sayfa.base.messages import EngineOutput, Outputs, RequestAdmitted
 from sayfa.base.sampling_params import SamplingParams
 from sayfa.server.errors import DeadlinePassedError
 from sayfa.server.metrics import ServerMetrics
@@ -41,6 +41,32 @@ class Times(msgspec.Struct):
         return self.queue_s + self.prefill_s + self.decode_s
 
 
+class Admissions:
+    """Tells records when the engine gave their requests a place, from the engine's own events.
+
+    A request that is abandoned, or ended by a stop string, never gets a last output that could tell.
+    """
+
+    def __init__(self) -> None:
+        self._watched: dict[str, Record] = {}
+
+    def watch(self, engine_id: str, record: "Record") -> None:
+        """Begin to watch a request of the engine."""
+        self._watched[engine_id] = record
+
+    def forget(self, engine_id: str) -> None:
+        """Stop watching it."""
+        self._watched.pop(engine_id, None)
+
+    def on_outputs(self, outputs: Outputs) -> None:
+        """Take a step's events."""
+        for event in outputs.events:
+            if type(event) is RequestAdmitted and event.branch == 0:
+                record = self._watched.get(event.request)
+                if record is not None:
+                    record.admitted(event.request, event.cached)
+
+
 class Record:
     """One request's books. Invariant: `close` has an effect once."""
 
@@ -56,6 +82,8 @@ class Record:
         self._times = Times()
         self._first_s: float | None = None
         self._last_s: dict[int, float] = {}
+        self._admitted_s: float | None = None
+        self._cached: dict[str, int] = {}
         self._open = True
         metrics.received()
 
@@ -65,6 +93,13 @@ class Record:
         self._params = params
         self.usage.prompt = num_prompt
         self._metrics.admitted(params, num_prompts)
+
+    def admitted(self, engine_id: str, num_cached: int) -> None:
+        """Note that the engine gave one of the prompts a place, and how much of it was cached. Later ones count not."""
+        if engine_id not in self._cached:
+            self._cached[engine_id] = num_cached
+            self.usage.cached += num_cached
+            self._admitted_s = self._admitted_s or time.monotonic()
 
     def note(self, index: int, num_tokens: int, output: EngineOutput) -> None:
         """Note an engine output that added `num_tokens` to answer `index`."""
@@ -82,7 +117,7 @@ class Record:
         if output.finish is not None:
             # A prompt's cached tokens are told with each of its branches; its first branch found them.
             if output.branch == 0:
-                self.usage.cached += output.num_cached
+                self.admitted(output.id, output.num_cached)
             if output.times is not None:
                 times = output.times
                 preempted = self._times.preempted + times.preempted
@@ -108,7 +143,10 @@ class Record:
         times = self._times
         if not times.sum_s and self._first_s is not None:
             # The engine's own times come with its last output; without one, the server's view must do.
-            times = Times(0.0, self._first_s - self.arrived_s, max(self._last_s.values()) - self._first_s)
+            placed_s = self._admitted_s or self.arrived_s
+            times = Times(
+                placed_s - self.arrived_s, self._first_s - placed_s, max(self._last_s.values()) - self._first_s
+            )
         rejected = outcome.removeprefix("rejected:") if outcome.startswith("rejected:") else None
         if rejected is not None:
             self._metrics.rejected(rejected)

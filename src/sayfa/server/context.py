@@ -15,6 +15,7 @@ import msgspec
 from sayfa.base.config import ServerOptions
 from sayfa.base.errors import EngineDead, InvalidRequest, NotFound, Overloaded
 from sayfa.base.messages import EngineInfo
+from sayfa.server.books import Admissions
 from sayfa.server.metrics import ServerMetrics
 from sayfa.server.sse import EventStream
 from sayfa.text.chat_template import ChatTemplate, load_chat_template
@@ -64,6 +65,7 @@ class ServerContext:
         self.created_s = int(time.time())
         self.draining = False
         self.stopping = False
+        self.admissions = Admissions()
         self.metrics = ServerMetrics(names[0], options.vllm_metric_names)
         self.streams: set[EventStream] = set()
         # Tokenizing long texts would hold up every stream; two threads, since the engine needs the cores.

@@ -88,6 +88,7 @@ class Generation:
         request = self._request(number)
         echoed = [not plan.echo] * len(branches)
         open_branches = len(branches)
+        self._context.admissions.watch(request.id, self._record)
         stream = self._context.client.generate(request)
         try:
             async for output in stream:
@@ -109,6 +110,7 @@ class Generation:
                     if open_branches == 0:
                         return
         finally:
+            self._context.admissions.forget(request.id)
             await _close(stream)
 
     async def _run_all(self) -> AsyncGenerator[Piece, None]:

@@ -1,0 +1,76 @@
+"""The body parser equals the standard one on JSON that all parsers agree about, and refuses the rest with 400 only. T15."""
+
+import json
+import random
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sayfa.base.errors import InvalidRequest
+from sayfa.server.strict_json import MAX_DEPTH, parse
+
+leaves = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False)
+values = st.recursive(
+    leaves | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=30
+)
+
+
+@given(st.dictionaries(st.text(), values), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_good_json_is_read_as_the_standard_parser_reads_it(value: dict[str, object], escaped: bool) -> None:
+    """Any value, with and without escapes."""
+    body = json.dumps(value, ensure_ascii=escaped).encode("utf-8", "surrogatepass")
+    try:
+        assert parse(body) == value
+    except InvalidRequest:
+        with pytest.raises(UnicodeEncodeError):  # lone surrogates are the one thing that is refused
+            json.dumps(value, ensure_ascii=False).encode()
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_are_a_value_or_a_400(body: bytes) -> None:
+    """Nothing else is ever raised."""
+    try:
+        parse(body)
+    except InvalidRequest as error:
+        assert error.code == "invalid_json"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_depth_is_counted_exactly(seed: int) -> None:
+    """Random mixes of lists and objects are refused from one level above the limit on."""
+    rng = random.Random(seed)
+    for depth, fits in ((MAX_DEPTH, True), (MAX_DEPTH + 1, False)):
+        text = "1"
+        for _ in range(depth - 1):
+            text = f"[{text}, []]" if rng.random() < 0.5 else f'{{"[[[{{{{": {text}}}'
+        body = f'{{"a": {text}}}'.encode()
+        if fits:
+            parse(body)
+        else:
+            with pytest.raises(InvalidRequest, match="deeper than 64"):
+                parse(body)
+
+
+def test_a_body_of_10_mib_is_read_or_refused_in_bounded_time() -> None:
+    """Large texts, many numbers, many brackets, many escapes: each well under a second of one slow core."""
+    size = 10 << 20
+    bodies = [
+        b'{"a": "' + b"x" * size + b'"}',
+        b'{"a": "' + rb"\u00e9" * (size // 6) + b'"}',
+        b'{"a": "' + b'\\"' * (size // 2) + b'"}',
+        b'{"a": [' + b"1," * (size // 2) + b"1]}",
+        b'{"a": [' + b"[]," * (size // 3) + b"[]]}",
+        b"[" * size,
+        b'"' * size,
+    ]
+    for body in bodies:
+        started = time.process_time()
+        try:
+            parse(body)
+        except InvalidRequest:
+            pass
+        assert time.process_time() - started < 1.5, body[:20]
