@@ -1,9 +1,12 @@
 """`python -m sayfa.engine FD`: the engine process with a real model. See `engine.process`."""
 
+import os
 import sys
 import time
 
 _begun_s = time.monotonic()
+# numpy would start a pool of threads for products that this process never makes.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from sayfa.base.config import EngineConfig  # noqa: E402 - the imports are what is timed
 from sayfa.engine.build import build_engine  # noqa: E402

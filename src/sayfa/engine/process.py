@@ -108,10 +108,13 @@ class EngineLoop:
         return not self._engine.has_work
 
     def _start_draining(self, limit_s: float) -> None:
-        if self._drain_until_s is None:
-            self._drain_until_s = self._clock.monotonic() + limit_s
-            for refused in self._engine.refuse_waiting():
-                self._send(refused)
+        until_s = self._clock.monotonic() + limit_s
+        if self._drain_until_s is not None:
+            self._drain_until_s = min(self._drain_until_s, until_s)
+            return
+        self._drain_until_s = until_s
+        for refused in self._engine.refuse_waiting():
+            self._send(refused)
 
     def _wait_s(self) -> float | None:
         """Say how long `receive` may wait: not at all with work, until the drain's end, or for ever."""
@@ -256,7 +259,7 @@ def die_with_parent() -> None:
 def run(arguments: list[str], build: Build) -> int:
     """Set this process up as an engine on the descriptor named by the last argument, and serve."""
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's matter
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     setproctitle.setproctitle("sayfa: engine")
     sock = socket.socket(fileno=int(arguments[-1]))

@@ -30,7 +30,10 @@ class EngineProcess:
         ours, theirs = make_pair()
         try:
             child = subprocess.Popen(
-                [*command, str(theirs.fileno())], pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL
+                [*command, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C and signals to our group are ours; the engine hears of them from us
             )
         except OSError:
             ours.close()
