@@ -26,7 +26,7 @@ def make_app() -> App:
         result_action="return_value",
     )  # fmt: skip
     app.command(with_settings(serve, ALL_PARTS), name="serve")
-    app.command(with_settings(generate, ENGINE_PARTS), name="generate")
+    app.command(with_settings(generate, ENGINE_PARTS, model_first=False), name="generate")
     app.command(with_settings(chat, ENGINE_PARTS), name="chat")
     bench = App(name="bench", help="Measure a server, or what paging brings.", help_format="plaintext")
     bench.command(with_settings(bench_serve, ENGINE_PARTS), name="serve")

@@ -46,18 +46,23 @@ def read_config_file(path: Path) -> Mapping[str, Any]:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path.name}: not UTF-8 text") from None
-    loader = _Loader(text)
     try:
-        data = loader.get_single_data()
+        data = _load(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         raise ConfigError(f"{path.name}, line {mark.line + 1 if mark else '?'}: {error.problem}") from None
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path.name}: {error}") from None
-    finally:
-        loader.dispose()
     if data is None:
         return {}
     if not isinstance(data, dict):
         raise ConfigError(f"{path.name}: holds a {type(data).__name__}; it must hold `key: value` lines")
     return data
+
+
+def _load(text: str) -> Any:
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()

@@ -27,11 +27,14 @@ ConfigFile = Annotated[
 ]
 
 
-def with_settings(run: Callable[..., int], parts: Sequence[str]) -> Callable[..., int]:
-    """Make a command out of `run(given, ...)`: its own parameters, and a flag for each setting of `parts`."""
+def with_settings(run: Callable[..., int], parts: Sequence[str], *, model_first: bool = True) -> Callable[..., int]:
+    """Make a command out of `run(given, ...)`: its own parameters, and a flag for each setting of `parts`.
+
+    model_first: whether the model may be given as the first word without its flag.
+    """
     own = list(inspect.signature(run).parameters.values())[1:]
     settings = [field for field in fields().values() if field.part in parts]
-    flags = [_parameter(field) for field in settings]
+    flags = [_parameter(field, positional=model_first and field.name == "model") for field in settings]
     positional = [flag for flag in flags if flag.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     positional += [p for p in own if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     keyword = [p for p in [*own, *flags] if p.kind is inspect.Parameter.KEYWORD_ONLY]
@@ -49,7 +52,7 @@ def with_settings(run: Callable[..., int], parts: Sequence[str]) -> Callable[...
     return command
 
 
-def _parameter(field: Field) -> inspect.Parameter:
+def _parameter(field: Field, *, positional: bool) -> inspect.Parameter:
     facts = [f"[default: {_shown(field)}]"] if _shown(field) else []
     help_text = " ".join([docs()[field.name], *facts, f"[{field.variable}]"])
     group = Group(field.part.capitalize(), help=_purpose(field.part), sort_key=1 + list(PARTS).index(field.part))
@@ -58,10 +61,9 @@ def _parameter(field: Field) -> inspect.Parameter:
         group=group, help=help_text, show_default=False, show_choices=False, negative_iterable="",
         metavar=_metavar(field),
     )  # fmt: skip
-    is_model = field.name == "model"
     return inspect.Parameter(
         field.name,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD if is_model else inspect.Parameter.KEYWORD_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD if positional else inspect.Parameter.KEYWORD_ONLY,
         default=None,
         annotation=Annotated[kind | None, parameter],
     )

@@ -3,6 +3,7 @@
 Called by the other files of this room. Builds text from plain records; knows neither server nor engine.
 """
 
+import json
 import shlex
 import sys
 import time
@@ -70,7 +71,8 @@ def _execution(info: EngineInfo) -> list[str]:
 
 def curl_line(url: str, model: str, *, needs_key: bool) -> str:
     """A command that asks the server something, fit to be pasted into a shell."""
-    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    body = json.dumps({"model": model, "messages": messages}, ensure_ascii=False)
     words = ["curl"]
     if url.startswith("http+unix://"):
         words += ["--unix-socket", url.removeprefix("http+unix://")]

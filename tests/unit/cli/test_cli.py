@@ -1,0 +1,189 @@
+"""The command line: exit codes, one clear last line, help that is complete and quick, files that are read strictly."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sayfa import __version__
+from sayfa.base.errors import ConfigError
+from sayfa.base.settings import fields
+from sayfa.cli import main
+from sayfa.cli.config_file import read_config_file
+from sayfa.cli.serve import shown_name, since_start_s
+
+COMMANDS = ("serve", "generate", "chat", "bench", "plugins")
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("SAYFA_"):
+            monkeypatch.delenv(name)
+
+
+def run(capsys, *arguments):
+    code = main(arguments)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_version(capsys):
+    assert run(capsys, "--version") == (0, f"{__version__}\n", "")
+
+
+def test_help_names_every_command(capsys):
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert all(command in out for command in COMMANDS)
+
+
+def test_help_of_serve_shows_every_setting_with_its_variable(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    _, out, _ = run(capsys, "serve", "--help")
+    for field in fields().values():
+        assert field.flag in out
+        assert field.variable in out
+
+
+def test_help_of_offline_commands_shows_no_server_setting(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    _, out, _ = run(capsys, "generate", "--help")
+    assert "--threads" in out
+    assert "--cors-origins" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["serve", "--prot", "1"], "--port"), (["serve", "--port", "70000"], "--port is '70000'"),
+        (["serv"], "serve"), (["serve", "--config", "/nowhere.yaml"], "/nowhere.yaml"),
+        (["serve", "/nowhere.gguf"], "nowhere.gguf"), (["serve", "--max-num-seqs"], "max-num-seqs"),
+        (["generate"], "nothing to do"), (["generate", "/nowhere.jsonl"], "nowhere.jsonl"),
+        (["bench", "serve", "-w", "lod8"], "load8"), (["bench", "serve", "--runs", "0"], "--runs"),
+        (["bench", "serve", "--url", "ftp://x"], "http"), (["bench", "paging", "--tokens", "1"], "--tokens"),
+        (["serve", "--host", "0.0.0.0"], "--api-key"), (["serve", "--chat-template", "/nowhere"], "--chat-template"),
+    ],
+)  # fmt: skip
+def test_a_usage_error_ends_with_code_2_and_names_the_way_out(capsys, arguments, words):
+    try:
+        code, _, err = run(capsys, *arguments)
+    except SystemExit as exit:
+        code, err = exit.code, "".join(capsys.readouterr())
+    assert code == 2
+    assert words in err
+    assert "Traceback" not in err
+
+
+def test_check_config_shows_each_source_and_hides_keys(capsys, monkeypatch, tmp_path):
+    file = tmp_path / "s.yaml"
+    file.write_text("max-num-seqs: 3\nport: 1\n")
+    monkeypatch.setenv("SAYFA_PORT", "2")
+    monkeypatch.setenv("SAYFA_CONFIG", str(file))
+    code, out, _ = run(capsys, "serve", "--check-config", "--api-key", "a-secret-key", "--no-offline")
+    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines()}
+    assert code == 0
+    assert rows["max-num-seqs"] == ["3", "s.yaml"]
+    assert rows["port"] == ["2", "SAYFA_PORT"]
+    assert rows["offline"] == ["False", "flag"]
+    assert rows["block-size"] == ["32", "default"]
+    assert "a-secret-key" not in out
+
+
+def test_plugins_tells_where_each_name_comes_from(capsys):
+    code, out, _ = run(capsys, "plugins")
+    assert code == 0
+    assert "sayfa.models.llama:build" in out
+    assert "smollm2" in out
+
+
+def test_help_loads_nothing_heavy():
+    """The time of `--help` is the time of its imports; these must not be among them."""
+    program = (
+        "import sys; from sayfa.cli import main; main(['serve', '--check-config']); "
+        "print([m for m in ('torch', 'numpy', 'fastapi', 'zmq', 'tokenizers', 'httpx2') if m in sys.modules])"
+    )
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SAYFA_")}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=clean)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("port: 1\nport: 2\n", "line 2: key 'port' stands twice"), ("a: &x 1\nb: *x\n", "line 2: aliases"),
+        ("- 1\n", "holds a list"), ("a: [1\n", "line"), ("a: !!python/object/apply:os.system ['true']\n", "line 1"),
+        ("\x00", "s.yaml"), ("{" * 5000, "s.yaml"), ("text", "holds a str"),
+    ],
+)  # fmt: skip
+def test_a_settings_file_is_read_strictly(tmp_path, text, words):
+    file = tmp_path / "s.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"s\.yaml") as caught:
+        read_config_file(file)
+    assert words in str(caught.value)
+
+
+def test_a_settings_file_may_be_empty_or_hold_lists(tmp_path):
+    file = tmp_path / "s.yaml"
+    file.write_text("# nothing\n")
+    assert read_config_file(file) == {}
+    file.write_text("api-key: [a, b]\nport: 8001\n")
+    assert read_config_file(file) == {"api-key": ["a", "b"], "port": 8001}
+
+
+def test_a_large_or_binary_settings_file_is_refused(tmp_path):
+    file = tmp_path / "s.yaml"
+    for data, words in ((b"a" * (1 << 20 | 1), "1 MiB"), (b"\xff\xfe", "UTF-8")):
+        file.write_bytes(data)
+        with pytest.raises(ConfigError, match=words):
+            read_config_file(file)
+
+
+def test_a_path_is_never_shown_as_the_models_name(tmp_path):
+    (tmp_path / "tiny.gguf").touch()
+    (tmp_path / "folder").mkdir()
+    assert shown_name(str(tmp_path / "tiny.gguf")) == "tiny"
+    assert shown_name(str(tmp_path / "folder")) == "folder"
+    assert shown_name("smollm2") == "smollm2"
+    assert shown_name("owner/name") == "owner/name"
+
+
+def test_the_time_since_the_start_counts_the_interpreters_own():
+    seconds = float(
+        subprocess.run(
+            [sys.executable, "-c", "from sayfa.cli.serve import since_start_s as s; print(s())"],
+            capture_output=True, text=True, check=True,
+        ).stdout
+    )  # fmt: skip
+    assert 0.02 < seconds < 60
+    assert since_start_s() > seconds / 1000
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    done = subprocess.run(
+        f"{sys.executable} -m sayfa plugins | head -c 1", shell=True, capture_output=True, text=True, check=True
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_module_and_script_are_the_same_command():
+    done = subprocess.run([sys.executable, "-m", "sayfa", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == __version__
+
+
+def test_json_is_a_settings_file(tmp_path):
+    """`bench` hands settings to its own server as JSON, which is YAML."""
+    values = {
+        "model": "a: b # c",
+        "port": 8000,
+        "offline": True,
+        "chat-template": "x\ny",
+        "kv-cache-memory-share": 0.25,
+    }
+    file = Path(tmp_path / "s.yaml")
+    file.write_text(json.dumps(values))
+    assert read_config_file(file) == values

@@ -1,0 +1,110 @@
+"""`sayfa generate` and `sayfa chat`: files are checked before work, results keep their order, errors their line."""
+
+import io
+import json
+
+import msgspec
+import pytest
+
+from sayfa.base.errors import ConfigError, EngineError
+from sayfa.cli.chat import talk
+from sayfa.cli.offline import answer_all, read_tasks
+from sayfa.llm import Answer, RequestOutput, Usage
+
+WISHES = {"max_tokens": 5, "temperature": 0.0}
+
+
+def tasks_of(tmp_path, *lines):
+    file = tmp_path / "in.jsonl"
+    file.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return read_tasks(file, WISHES)
+
+
+def test_lines_may_be_text_prompts_or_conversations(tmp_path):
+    chat = [{"role": "user", "content": "hi"}]
+    tasks = tasks_of(tmp_path, '"plain"', "", {"prompt": "p", "max_tokens": 9, "id": 7}, {"messages": chat, "top_k": 3})
+    assert [task.prompt for task in tasks] == ["plain", "p", None]
+    assert [task.params.max_tokens for task in tasks] == [5, 9, 5]
+    assert (tasks[1].id, tasks[2].messages, tasks[2].params.top_k) == (7, chat, 3)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "not JSON"), ("3", "neither text"), ({"promt": "x"}, "did you mean 'prompt'"), ({}, "needs `prompt`"),
+        ({"prompt": "a", "messages": []}, "not both"), ({"prompt": 3}, "Expected"), ({"prompt": "a", "n": 0}, "`n`"),
+        ({"prompt": "a", "temperature": "hot"}, "Expected"), ({"prompt": "a", "eos_token_ids": [1]}, "unknown field"),
+    ],
+)  # fmt: skip
+def test_a_wrong_line_stops_everything_before_any_work_and_is_named(tmp_path, line, words):
+    with pytest.raises(ConfigError, match="line 2") as caught:
+        tasks_of(tmp_path, '"good"', line)
+    assert words in str(caught.value)
+
+
+class FakeModel:
+    """Answers each prompt with its own text; a token is a character."""
+
+    class engine:  # noqa: N801
+        class info:  # noqa: N801
+            max_model_len = 10
+
+    class tokenizer:  # noqa: N801
+        @staticmethod
+        def encode(text):
+            return [ord(c) for c in text]
+
+    def generate(self, prompts, params, on_progress):
+        return [self._output("".join(map(chr, ids))) for ids in prompts]
+
+    def chat(self, conversations, params, on_progress):
+        return [self._output("chat " + messages[-1]["content"]) for messages in conversations]
+
+    def _output(self, text):
+        answer = Answer(index=0, text=text, token_ids=[1], finish_reason="stop")
+        usage = Usage(prompt_tokens=1, completion_tokens=1, cached_tokens=0)
+        return RequestOutput(prompt=text, prompt_token_ids=[1], outputs=[answer], usage=usage)
+
+
+def test_results_keep_the_order_and_a_prompt_that_cannot_be_served_does_not_stop_the_others(tmp_path):
+    chat = {"messages": [{"role": "user", "content": "c"}], "custom_id": "mine"}
+    tasks = tasks_of(tmp_path, '"a"', chat, json.dumps("x" * 10), '"b"', {"prompt": ""})
+    results = answer_all(FakeModel(), tasks)
+    assert [result["index"] for result in results] == [0, 1, 2, 3, 4]
+    assert [result.get("text") for result in results] == ["a", "chat c", None, "b", None]
+    assert results[1]["id"] == "mine"
+    assert "10 tokens" in results[2]["error"]
+    assert "0 tokens" in results[4]["error"]
+    assert msgspec.json.encode(results)
+
+
+def test_a_conversation_remembers_clears_and_survives_errors():
+    seen = []
+
+    def answerer(messages):
+        seen.append([message["content"] for message in messages])
+        if messages[-1]["content"] == "boom":
+            raise EngineError("broken")
+        yield from ("yes", " ", messages[-1]["content"])
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    sink = Terminal()
+    assert talk(answerer, Terminal("one\nboom\n\ntwo\n/clear\nthree\n/exit\nnever\n"), sink, "be kind") == 0
+    assert seen == [
+        ["be kind", "one"],
+        ["be kind", "one", "yes one", "boom"],
+        ["be kind", "one", "yes one", "two"],
+        ["be kind", "three"],
+    ]
+    assert "yes three" in sink.getvalue()
+
+
+def test_a_script_that_talks_learns_of_a_failure_by_the_exit_code():
+    def answerer(messages):
+        raise EngineError("broken")
+        yield ""
+
+    assert talk(answerer, io.StringIO("one\ntwo\n"), io.StringIO(), None) == 1

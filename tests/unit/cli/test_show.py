@@ -1,0 +1,53 @@
+"""What a start tells a person: every fact is there, and the curl line works when it is pasted into a shell."""
+
+import json
+import shlex
+
+import msgspec
+import pytest
+
+from sayfa.base.messages import EngineInfo, MemoryPlan
+from sayfa.cli.show import ProgressLine, curl_line, start_report
+
+INFO = EngineInfo(
+    model="Tiny", architecture="llama", dtype="Q4_1", kv_dtype="bfloat16", vocab_size=10, max_model_len=1000,
+    max_num_seqs=64, max_num_batched_tokens=512, max_queued_requests=1, max_queued_tokens=1, prefix_caching=True,
+    memory=MemoryPlan(weights_bytes=100 << 20, pages_bytes=200 << 20, buffers_bytes=30 << 20, margin_bytes=40 << 20,
+                      num_pages=101, page_size=32, bytes_per_page=1),
+    threads=2, isa="avx2", ops={"Linear": "native", "Attention": "native"}, phases=[("read", 0.5)], pid=1,
+)  # fmt: skip
+
+
+def report(info):
+    phases = [("total", 1.25), ("command", 0.25), ("engine read", 0.5)]
+    return "\n".join(start_report(info, ["tiny"], "http://127.0.0.1:1", phases, needs_key=False, version="1"))
+
+
+def test_the_report_has_plan_concurrency_phases_and_address():
+    text = report(INFO)
+    for fact in ("100 MiB", "200 MiB", "30 MiB", "40 MiB", "3,200 tokens", "3.20x", "1.25 s", "engine read 0.50",
+                 "http://127.0.0.1:1", "all 2 kinds of operation native", "curl "):  # fmt: skip
+        assert fact in text
+
+
+def test_an_op_that_is_not_native_is_named_with_the_reason():
+    text = report(msgspec.structs.replace(INFO, ops={"Linear": "no kernel for Q9", "Rope": "native"}))
+    assert "1 of 2" in text
+    assert "Linear: no kernel for Q9" in text
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "https://[::1]:8000", "http+unix:///tmp/a b.sock"])
+@pytest.mark.parametrize("model", ["smollm2", 'it\'s "odd" $HOME'])
+def test_the_curl_line_survives_the_shell(url, model):
+    words = shlex.split(curl_line(url, model, needs_key=True))
+    assert words[0] == "curl"
+    assert json.loads(words[words.index("-d") + 1])["model"] == model
+    assert "Authorization: Bearer $SAYFA_API_KEY" in words
+
+
+def test_progress_is_silent_where_nobody_looks(capsys):
+    line = ProgressLine("loading")
+    line.show("half", 0.5)
+    line.show("whole", 1.0)
+    line.clear()
+    assert capsys.readouterr().err == ""
