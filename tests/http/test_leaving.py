@@ -229,3 +229,20 @@ async def test_a_request_for_another_protocol_is_answered_as_http() -> None:
         writer.write(raw_request(chat_body()).replace(b"\r\n\r\n", upgrade, 1))
         assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)
         writer.close()
+
+
+@pytest.mark.parametrize("when", ["before the first token", "after it"])
+async def test_leaving_is_no_error_of_ours(when: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A client that goes leaves no traceback in the log: it is a usual thing."""
+    engine = endless()
+    async with live(engine) as (port, context):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(raw_request(chat_body(stream=True)))
+        await until(lambda: len(engine.requests) == 1)
+        if when == "after it":
+            engine.hold.set()
+            await reader.readuntil(b"Hello")
+        writer.close()
+        await until(lambda: metric(context, "requests_in_flight") == 0)
+        await until(lambda: not context.streams)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []

@@ -104,7 +104,10 @@ class EventStream(Response):
                 await self._begin(send)
             event = await waiting
         finally:
-            waiting.cancel()
+            if not waiting.done():
+                waiting.cancel()
+                # The events can only be closed when nobody waits for one any more.
+                await asyncio.gather(waiting, return_exceptions=True)
         if not self._started:
             await self._begin(send)
         return event

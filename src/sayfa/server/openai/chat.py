@@ -5,6 +5,7 @@ Called by the app's routing table. Knows no tokens' meaning and no engine.
 
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import Request
@@ -81,19 +82,20 @@ async def _events(
     greeted: set[int] = set()
     with_ids = bool(body.return_token_ids)
     top = body.top_logprobs or 0
-    async for piece in run.pieces():
-        event = b""
-        index, text = piece.choice, piece.text
-        if index not in greeted:
-            greeted.add(index)
-            event = envelope.role(index, run.usage)
-        if text or piece.entries or (with_ids and piece.tokens):
-            logprobs = chat_logprobs(tokenizer, piece.entries, top) if body.logprobs else None
-            event += envelope.text(index, text, logprobs, piece.tokens if with_ids else None, run.usage)
-        if piece.finish is not None:
-            event += envelope.finish(index, piece.finish, run.usage)
-        if event:
-            yield event
+    async with aclosing(run.pieces()) as coming:
+        async for piece in coming:
+            event = b""
+            index, text = piece.choice, piece.text
+            if index not in greeted:
+                greeted.add(index)
+                event = envelope.role(index, run.usage)
+            if text or piece.entries or (with_ids and piece.tokens):
+                logprobs = chat_logprobs(tokenizer, piece.entries, top) if body.logprobs else None
+                event += envelope.text(index, text, logprobs, piece.tokens if with_ids else None, run.usage)
+            if piece.finish is not None:
+                event += envelope.finish(index, piece.finish, run.usage)
+            if event:
+                yield event
     yield envelope.end(run.usage)
 
 
@@ -101,8 +103,9 @@ async def _whole(context: ServerContext, run: Generation, body: ChatRequest, mod
     """Collect all pieces into one object."""
     tokenizer = context.tools.tokenizer
     pieces: list[list[Piece]] = [[] for _ in range(run.plan.num_answers)]
-    async for piece in run.pieces():
-        pieces[piece.choice].append(piece)
+    async with aclosing(run.pieces()) as coming:
+        async for piece in coming:
+            pieces[piece.choice].append(piece)
     choices: list[dict[str, Any]] = []
     for index, parts in enumerate(pieces):
         text = "".join(part.text for part in parts)

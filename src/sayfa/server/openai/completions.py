@@ -5,6 +5,7 @@ Called by the app's routing table. Knows no templates.
 
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import Request
@@ -85,17 +86,18 @@ async def _events(
     """An event for each piece of text, then the reason alone; usage and the mark at the end."""
     tokenizer = context.tools.tokenizer
     with_ids = bool(body.return_token_ids)
-    async for piece in run.pieces():
-        event = b""
-        if piece.text or piece.entries or (with_ids and piece.tokens):
-            logprobs = None
-            if body.logprobs is not None:
-                logprobs = completion_logprobs(tokenizer, piece.entries, body.logprobs)
-            event = envelope.text(piece.choice, piece.text, logprobs, piece.tokens if with_ids else None, run.usage)
-        if piece.finish is not None:
-            event += envelope.finish(piece.choice, piece.finish, run.usage)
-        if event:
-            yield event
+    async with aclosing(run.pieces()) as coming:
+        async for piece in coming:
+            event = b""
+            if piece.text or piece.entries or (with_ids and piece.tokens):
+                logprobs = None
+                if body.logprobs is not None:
+                    logprobs = completion_logprobs(tokenizer, piece.entries, body.logprobs)
+                event = envelope.text(piece.choice, piece.text, logprobs, piece.tokens if with_ids else None, run.usage)
+            if piece.finish is not None:
+                event += envelope.finish(piece.choice, piece.finish, run.usage)
+            if event:
+                yield event
     yield envelope.end(run.usage)
 
 
@@ -105,8 +107,9 @@ async def _whole(
     """Collect all pieces; of `best_of` answers to a prompt, keep the `n` likeliest per token."""
     plan = run.plan
     parts: list[list[Piece]] = [[] for _ in range(len(plan.prompts) * plan.params.n)]
-    async for piece in run.pieces():
-        parts[piece.choice].append(piece)
+    async with aclosing(run.pieces()) as coming:
+        async for piece in coming:
+            parts[piece.choice].append(piece)
     choices: list[dict[str, Any]] = []
     for number, branches in enumerate(run.branches):
         kept = branches
