@@ -309,21 +309,29 @@ class ProcessClient:
         return code
 
     async def _restart(self) -> None:
+        """Start the next process after the back-off; give up when there were too many starts, failed ones included."""
         code = await self._bury()
         reason = self._failure.message if self._failure is not None else f"exit code {code}"
-        delay_s = self._restarts.next_delay_s()
-        if delay_s is None:
-            message = f"the engine process ended too often ({reason}); giving up"
-            log.error(message)
-            self._failure = Failed(message, exit_code=1)
-            self._set_state("failed")
+        while True:
+            delay_s = self._restarts.next_delay_s()
+            if delay_s is None:
+                message = f"the engine process ended too often ({reason}); giving up"
+                log.error(message)
+                self._failure = Failed(message, exit_code=1)
+                self._set_state("failed")
+                return
+            log.error("the engine process ended (%s); starting the next one in %.0f s", reason, delay_s)
+            self._failure = None
+            await asyncio.sleep(delay_s)
+            try:
+                self.spawn()
+                await self._attach()
+            except OSError as error:  # no memory or no process numbers left, for now
+                reason = f"it could not be started: {error}"
+                await self._bury()
+                continue
+            self._set_state("starting")
             return
-        log.error("the engine process ended (%s); starting the next one in %.0f s", reason, delay_s)
-        self._failure = None
-        await asyncio.sleep(delay_s)
-        self._set_state("starting")
-        self.spawn()
-        await self._attach()
 
     def _set_state(self, state: ClientState) -> None:
         if state != self._state:
