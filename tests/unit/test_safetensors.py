@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fakes.tokenizers import gguf_bytes
 from sayfa.base.errors import ModelError, WeightFileError
 from sayfa.models.formats.dequant import dequantize
 from sayfa.models.formats.source import open_weights
@@ -227,6 +228,24 @@ def test_formats_that_can_carry_code_are_refused_with_the_way_out(tmp_path: Path
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no \.safetensors file"):
         open_weights(tmp_path)
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ModelError, match=r"name the \.gguf file"):
+        open_weights(tmp_path)
+
+
+def test_a_part_of_a_split_gguf_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "model-00001-of-00003.gguf"
+    path.write_bytes(gguf_bytes({"split.count": 3}, [("a", [4], 0, 0)], b"\0" * 16))
+    with pytest.raises(ModelError, match="one of 3 parts"):
+        open_weights(path)
+
+
+def test_a_gguf_file_is_read_through_the_same_door(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf_bytes({}, [("a", [2, 2], 0, 0)], np.arange(4, dtype=np.float32).tobytes()))
+    source = open_weights(path)
+    assert (source.names(), source.info("a")) == (["a"], ((2, 2), "F32"))
+    assert dequantize(source.read("a"), "F32", (2, 2)).tolist() == [[0, 1], [2, 3]]
 
 
 # ----------------------------------------------------------------------------------------- checksums (T09)

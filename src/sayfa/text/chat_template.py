@@ -15,7 +15,7 @@ Rules:
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -57,8 +57,8 @@ class ChatTemplate:
     """One compiled template; may be used by several threads at once.
 
     source: the template. special_tokens: `bos_token` and so on, which templates may print. control_texts: spellings
-    that messages must not smuggle in. Raises ModelError for a template that cannot be compiled or asks for something
-    that does not exist here.
+    that messages must not smuggle in. now: tells the date to templates that print it. Raises ModelError for a template
+    that cannot be compiled or asks for something that does not exist here.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ChatTemplate:
         source: str,
         special_tokens: Mapping[str, str] | None = None,
         control_texts: Iterable[str] = (),
-        now: Any = None,
+        now: Callable[[], datetime] | None = None,
     ) -> None:
         if len(source) > MAX_SOURCE_CHARS:
             raise ModelError(f"The chat template has {len(source)} characters; at most {MAX_SOURCE_CHARS} are read.")

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from sayfa.base.errors import ModelError
 from sayfa.base.gguf import read_gguf
 
 
@@ -13,6 +14,11 @@ class GgufSource:
 
     def __init__(self, path: Path) -> None:
         self._file = read_gguf(path)
+        parts = self._file.metadata.get("split.count", 1)
+        if parts not in (0, 1):
+            raise ModelError(
+                f"{path.name}: is one of {parts!r:.20} parts of a model; join them first (`llama-gguf-split --merge`)."
+            )
 
     def names(self) -> list[str]:
         return list(self._file.tensors)

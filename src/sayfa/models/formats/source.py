@@ -56,7 +56,8 @@ def _open_folder(folder: Path) -> TensorSource:
         unsafe = sorted(entry.name for entry in folder.iterdir() if entry.suffix in _UNSAFE)
         if unsafe:
             raise ModelError(_refusal(unsafe[0]))
-        raise ModelError(f"{folder.name}: has no .safetensors file; the weights are missing.")
+        hint = "name the .gguf file itself" if any(folder.glob("*.gguf")) else "the weights are missing"
+        raise ModelError(f"{folder.name}: has no .safetensors file; {hint}.")
     for path in paths:
         _check_inside(folder, path)
         check_digest(path)
