@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Callable
+from typing import cast
 
 from sayfa.wire.sockets import FrameReader, frame, make_pair
 
@@ -97,8 +98,8 @@ class Link(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if isinstance(transport, asyncio.WriteTransport):
-            self._transport = transport
+        # uvloop's transports are no subclass of asyncio's, so this cannot be asked with isinstance.
+        self._transport = cast(asyncio.WriteTransport, transport)
 
     def data_received(self, data: bytes) -> None:
         for payload in self._reader.feed(data):
