@@ -70,6 +70,7 @@ class Driver:
         self.logits: dict[int, dict[int, NDArray[np.float32]]] = {}
         self._pending_new: list[NewRow] = []
         self._pending_forget: list[int] = []
+        self._pending_copies: list[tuple[int, int]] = []
 
     def add(
         self,
@@ -95,6 +96,22 @@ class Driver:
         self.forget(row)
         self.add(row, prompt + self.outputs[row], params, seed=seed, num_prompt=len(prompt))
 
+    def fork(self, row: int, branch: int, params: SamplingParams, *, seed: int) -> None:
+        """Let a branch in that shares the full pages of a prompt and owns a copy of the last, partly filled one.
+
+        Its last prompt token is computed again, because it draws its own first token from that token's logits.
+        """
+        prompt = int(self.table.num_prompt[row])
+        shared = [int(page) for page in self.table.pages[row, : (prompt - 1) // self._page_size]]
+        source, own = int(self.table.pages[row, len(shared)]), self._free.pop()
+        tokens = self.table.tokens[row, :prompt].tolist()
+        self._pending_new.append(
+            NewRow(row=branch, tokens=tokens, num_prompt=prompt, params=params, seed=seed, pages=[*shared, own])
+        )
+        self._pending_copies.append((source, own))
+        self.computed[branch], self.length[branch] = prompt - 1, prompt
+        self.outputs[branch], self.logits[branch] = [], {}
+
     def forget(self, row: int) -> None:
         """Take a sequence out; its pages go to the end of the free list."""
         self._free[:0] = [int(page) for page in self.table.pages[row, : self.table.num_pages[row]]]
@@ -113,9 +130,14 @@ class Driver:
             if need > have:
                 added.append((row, [self._free.pop() for _ in range(need - have)]))
         plan = SchedulerOutput(
-            step=self._step, rows=rows, new=self._pending_new, added_pages=added, forget=self._pending_forget
+            step=self._step,
+            rows=rows,
+            new=self._pending_new,
+            added_pages=added,
+            forget=self._pending_forget,
+            copies=self._pending_copies,
         )
-        self._pending_new, self._pending_forget = [], []
+        self._pending_new, self._pending_forget, self._pending_copies = [], [], []
         self._step += 1
         output = self._runner.execute(plan)
         self.table.check()

@@ -91,6 +91,25 @@ def test_a_preempted_sequence_answers_as_if_undisturbed(models, wish):
         assert found == expected, f"preempted after {moment} tokens"
 
 
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 33])
+def test_a_fork_answers_as_if_it_had_computed_the_prompt_itself(models, length):
+    """Branches share full pages and copy the last one; each writes its own text, none disturbs another."""
+    config, chosen = models["llama"]
+    params, prompt = SamplingParams(temperature=1.0, logprobs=2), prompt_of(length, length, config.vocab_size)
+    driver = Driver(chosen, config, num_pages=400, seed=length)
+    driver.add(0, prompt, params, seed=50)
+    driver.step({0: 512})
+    for branch in (1, 2, 3):
+        driver.fork(0, branch, params, seed=50 + branch)
+    for _ in range(20):
+        driver.step(dict.fromkeys(range(4), 512))
+    assert len({tuple(driver.outputs[branch]) for branch in range(4)}) == 4
+    for branch in range(4):
+        alone = Driver(chosen, config, num_pages=400, seed=99)
+        alone.add(branch, prompt, params, seed=50 + branch)
+        assert alone.generate(branch, 20) == driver.outputs[branch][:20], f"branch {branch} of a prompt of {length}"
+
+
 def test_noise_depends_on_seed_and_position_alone(models):
     """The same seed gives the same text in any company; another seed gives another."""
     config, chosen = models["llama"]

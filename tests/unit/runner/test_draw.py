@@ -68,6 +68,13 @@ def test_draw_equals_the_rule(seed):
         assert found[index] == expected, f"row {index}: {mine}"
 
 
+@pytest.mark.parametrize(("top_p", "last"), [(0.25, 0), (0.5, 1), (0.75, 2), (0.76, 3), (1.0, 3)])
+def test_a_sum_that_reaches_top_p_exactly_is_enough(top_p, last):
+    """Four equal tokens of a quarter each: lower ids are kept first, and no more than needed."""
+    drawn = draw(np.zeros((1, 4), np.float32), columns(1, top_p=top_p, uniform=0.999))
+    assert drawn.token[0] == last
+
+
 def test_frequencies_follow_the_softmax():
     """20,000 evenly spread numbers hit each id in proportion to its probability, within half a per mille."""
     logits = np.random.default_rng(0).normal(size=17).astype(np.float32)
