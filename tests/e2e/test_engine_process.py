@@ -15,6 +15,7 @@ from sayfa.base.clock import SystemClock
 from sayfa.base.errors import EngineDead, InvalidRequest, Overloaded
 from sayfa.base.messages import Request
 from sayfa.base.sampling_params import SamplingParams
+from sayfa.wire import process_client, supervisor
 from sayfa.wire.process_client import ProcessClient
 
 PROGRAM = str(Path(__file__).parents[1] / "fakes" / "engine_process.py")
@@ -184,6 +185,25 @@ async def test_a_step_that_never_ends_shows_as_no_progress_while_the_engine_is_b
         await until(lambda: client.health().busy and client.health().since_step_s > 0.3)
         assert client.health().alive
         reading.cancel()
+
+
+async def test_a_stuck_engine_says_why_is_ended_and_replaced(monkeypatch, capfd):
+    monkeypatch.setattr(supervisor, "STALLED_S", 0.1)
+    monkeypatch.setattr(supervisor, "STALLED_STEPS", 1.0)
+    monkeypatch.setattr(supervisor, "STUCK_S", 1.5)
+    monkeypatch.setattr(supervisor, "STUCK_STEPS", 1.0)
+    monkeypatch.setattr(process_client, "PING_INTERVAL_S", 0.1)
+    async with running("stuck-on=66") as client:
+        await until(lambda: client.health().expected_step_s > 0)
+        pid = client.pid
+        with pytest.raises(EngineDead):
+            await collect(client, request("stuck", first=66))
+        await client.wait_ready()
+        assert client.pid != pid
+        assert (await collect(client, request("fine")))[1] == ["length"]
+    said = capfd.readouterr().err
+    assert "in step" in said  # the stack of the function that does not end
+    assert said.count("Current thread") == 1
 
 
 async def test_the_engine_ends_when_its_parent_is_killed():

@@ -94,6 +94,9 @@ class CountingEngine:
     def reset_cache(self) -> None:
         pass
 
+    def describe(self) -> str:
+        return f"{len(self._rows)} rows are open"
+
     def pong(self, number: int) -> Pong:
         return Pong(number=number, steps=self._steps, since_step_s=0.0, busy=self.has_work, expected_step_s=0.01)
 

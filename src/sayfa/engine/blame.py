@@ -5,13 +5,13 @@ the runner promises that a failed computation has noted no token; what still fai
 rows fail.
 """
 
-import logging
 from typing import Protocol
 
 from sayfa.base.errors import EngineError
+from sayfa.base.log import logger
 from sayfa.base.step import RowResult, RunnerOutput, ScheduledRow, SchedulerOutput
 
-log = logging.getLogger("sayfa.engine")
+log = logger("engine")
 
 MAX_FAILED_STEPS = 3
 """After so many steps in a row of which nothing could be computed, the fault is not in a request."""

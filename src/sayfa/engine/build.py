@@ -4,7 +4,6 @@ Called by `engine.__main__`, `llm` and tests. The only file of the engine that u
 numbers it uses. Each phase is timed and told to `progress` as it goes on.
 """
 
-import logging
 import os
 import random
 from collections import Counter
@@ -16,6 +15,7 @@ from sayfa.base.clock import Clock, SystemClock
 from sayfa.base.config import CacheOptions, EngineConfig, ModelOptions, SchedulerOptions
 from sayfa.base.errors import ConfigError, ModelError
 from sayfa.base.host import free_memory_bytes, usable_cores
+from sayfa.base.log import logger
 from sayfa.base.messages import EngineInfo, MemoryPlan
 from sayfa.base.model_config import ModelConfig
 from sayfa.base.sampling_params import SamplingParams
@@ -35,7 +35,7 @@ from sayfa.runner.executors import Chosen, StepLimits, make_executor
 from sayfa.runner.model_runner import ModelRunner
 from sayfa.runner.request_table import RequestTable
 
-log = logging.getLogger("sayfa.engine")
+log = logger("engine")
 
 DEFAULT_MAX_MODEL_LEN = 8192
 WARM_UP_TOKENS = 8

@@ -152,6 +152,15 @@ class Engine:
             expected_step_s=self._expected_step_s,
         )
 
+    def describe(self) -> str:
+        """Say in one line what is here and how long ago something moved; for the log when nothing does."""
+        scheduler = self._scheduler
+        unfinished = ", ".join(dict.fromkeys(request_id for request_id, _ in scheduler.open_branches()[:20]))
+        return (
+            f"{self._num_steps} steps made, the last ended {self._clock.monotonic() - self._progress_s:.1f} s ago; "
+            f"{scheduler.num_running} run, {scheduler.num_waiting} wait; unfinished: {unfinished or 'none'}"
+        )
+
     def audit(self) -> None:
         """Raise RuntimeError if any state of the deciding wing contradicts another. Slow: for tests and idle
         moments.

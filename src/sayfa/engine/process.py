@@ -9,8 +9,8 @@ model).
 """
 
 import ctypes
+import faulthandler
 import gc
-import logging
 import signal
 import socket
 import sys
@@ -24,7 +24,9 @@ from sayfa.base.clock import Clock, SystemClock
 from sayfa.base.config import EngineConfig
 from sayfa.base.errors import ConfigError, ModelError, RequestError
 from sayfa.base.faults import fault
+from sayfa.base.log import logger
 from sayfa.base.log import setup as set_up_log
+from sayfa.base.log import setup as setup_log
 from sayfa.base.messages import (
     Abort,
     Add,
@@ -44,7 +46,7 @@ from sayfa.base.messages import (
 from sayfa.wire.codec import MalformedMessageError, decode_to_engine, encode
 from sayfa.wire.sockets import Connection, DisconnectedError
 
-log = logging.getLogger("sayfa.engine")
+log = logger("engine")
 
 CONFIG_WAIT_S = 10.0
 MAX_UNSENT_BYTES = 64 << 20
@@ -71,6 +73,7 @@ class ServingEngine(Protocol):
     def end_all(self, reason: str) -> Outputs: ...
     def reset_cache(self) -> None: ...
     def pong(self, number: int) -> Pong: ...
+    def describe(self) -> str: ...
 
 
 class EngineLoop:
@@ -94,6 +97,10 @@ class EngineLoop:
     def on_signal(self, number: int, frame: Any) -> None:
         """Handle SIGTERM: the first drains, the second ends what runs at once. Only notes it; the loop acts."""
         self._signals += 1
+
+    def on_dump(self, number: int, frame: Any) -> None:
+        """Handle SIGUSR1, by which the parent asks why nothing moves: log what the engine holds."""
+        log.warning("asked for its state, the engine says: %s", self._engine.describe())
 
     def _finished(self) -> bool:
         """Tell whether the loop should end; act on signals and on a drain whose time is up."""
@@ -215,6 +222,8 @@ def _serve(connection: Connection, build: Build, clock: Clock) -> int:
     loop = EngineLoop(engine, connection, clock)
     connection.wake_on_signals()
     signal.signal(signal.SIGTERM, loop.on_signal)
+    signal.signal(signal.SIGUSR1, loop.on_dump)
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=True)  # shows the stacks even inside a kernel
     gc.collect()
     gc.freeze()  # what was loaded lives as long as the process; no collection needs to look at it again
     fault("process.before_hello")
@@ -256,11 +265,18 @@ def die_with_parent() -> None:
         log.warning("PR_SET_PDEATHSIG failed (errno %d); relying on the socket", ctypes.get_errno())
 
 
+def _option(arguments: list[str], name: str, default: str) -> str:
+    return arguments[arguments.index(name) + 1] if name in arguments else default
+
+
 def run(arguments: list[str], build: Build) -> int:
-    """Set this process up as an engine on the descriptor named by the last argument, and serve."""
+    """Set this process up as an engine on the descriptor named by the last argument, and serve; return the exit code.
+
+    Before it may stand `--log-level` and `--log-format`, each with a value, as the server has them.
+    """
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's matter
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    setup_log(_option(arguments, "--log-level", "info"), _option(arguments, "--log-format", "text"))
     setproctitle.setproctitle("sayfa: engine")
     sock = socket.socket(fileno=int(arguments[-1]))
     sock.set_inheritable(False)

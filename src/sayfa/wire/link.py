@@ -7,6 +7,7 @@ it died before the process can even be waited for.
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import Callable
@@ -49,6 +50,15 @@ class EngineProcess:
     @property
     def pid(self) -> int:
         return self._child.pid
+
+    def ask_for_state(self) -> None:
+        """Let the process write its stacks and its state to its log (SIGUSR1)."""
+        if self._child.poll() is None:
+            self._child.send_signal(signal.SIGUSR1)
+
+    def kill(self) -> None:
+        """End the process at once; the connection's end tells the rest."""
+        self._child.kill()
 
     def take_socket(self) -> socket.socket:
         """Hand over our end; once only."""

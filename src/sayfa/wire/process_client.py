@@ -10,7 +10,6 @@ know what an engine is made of, nor HTTP.
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from sayfa.base.clock import Clock
 from sayfa.base.errors import EngineDead, InvalidRequest, Overloaded
 from sayfa.base.faults import fault
+from sayfa.base.log import logger
 from sayfa.base.messages import (
     Abort,
     Add,
@@ -42,9 +42,9 @@ from sayfa.wire.codec import MalformedMessageError, decode_from_engine, encode
 from sayfa.wire.link import EngineProcess, Link, attach
 from sayfa.wire.sockets import frame
 from sayfa.wire.streams import RequestStreams
-from sayfa.wire.supervisor import Quarantine, RestartPolicy
+from sayfa.wire.supervisor import Quarantine, RestartPolicy, judge_stall
 
-log = logging.getLogger("sayfa.wire")
+log = logger("wire")
 
 PING_INTERVAL_S = 1.0
 """How often the engine is asked for its progress; an idle engine does nothing but answer these."""
@@ -74,6 +74,7 @@ class ProcessClient:
         self._link: Link | None = None
         self._failure: Failed | None = None
         self._closing = False
+        self._stall_told = False
         self._streams = RequestStreams(clock, self._send_abort)
         self._restarts = RestartPolicy(clock)
         self._quarantine = Quarantine(clock)
@@ -268,10 +269,23 @@ class ProcessClient:
 
     async def _ping(self) -> None:
         while True:
-            if self._state == "ready":
+            if self._state in ("ready", "draining"):
                 self._pings += 1
                 self._send(Ping(self._pings))
+                self._act_on_stall()
             await asyncio.sleep(PING_INTERVAL_S)
+
+    def _act_on_stall(self) -> None:
+        """Let an engine that does not move say why, once; end one that has not moved for far too long."""
+        health, process = self.health(), self._process
+        verdict = judge_stall(health.since_step_s, health.busy, health.expected_step_s)
+        if verdict == "stuck" and process is not None:
+            log.error("the engine has made no step for %.0f s; it is ended and started anew", health.since_step_s)
+            process.kill()
+        elif verdict == "stalled" and not self._stall_told and process is not None:
+            log.error("the engine has made no step for %.0f s; its state follows", health.since_step_s)
+            process.ask_for_state()
+        self._stall_told = verdict != "moving"
 
     # --------------------------------------------------------------------------------------- death
 

@@ -5,6 +5,7 @@ Pure rules over times and hashes; it starts and kills nothing itself. Called by 
 
 import hashlib
 from collections import deque
+from typing import Literal
 
 import msgspec
 
@@ -15,8 +16,23 @@ MAX_RESTARTS = 5
 RESTART_WINDOW_S = 300.0
 MAX_DELAY_S = 60.0
 QUARANTINE_S = 3600.0
+STALLED_S, STALLED_STEPS = 10.0, 20.0
+STUCK_S, STUCK_STEPS = 120.0, 1000.0
 MAX_REMEMBERED = 10_000
 """Hashes kept at most, so that the memory of deaths is bounded."""
+
+
+def judge_stall(since_step_s: float, busy: bool, expected_step_s: float) -> Literal["moving", "stalled", "stuck"]:
+    """Tell a slow engine from one that does not move, by what its steps take lately and not by a fixed time alone.
+
+    A step over a long prompt may cost as much as some hundred short ones: stalled is 20 times the expected step and ten
+    seconds at least, stuck 1,000 times and two minutes at least. An engine of which no step is known is never stuck.
+    """
+    if not busy or since_step_s <= max(STALLED_S, STALLED_STEPS * expected_step_s):
+        return "moving"
+    if expected_step_s > 0 and since_step_s > max(STUCK_S, STUCK_STEPS * expected_step_s):
+        return "stuck"
+    return "stalled"
 
 
 class RestartPolicy:

@@ -14,6 +14,7 @@ from sayfa.wire.supervisor import (
     RESTART_WINDOW_S,
     Quarantine,
     RestartPolicy,
+    judge_stall,
 )
 
 
@@ -91,3 +92,16 @@ def test_the_memory_of_deaths_is_bounded():
         quarantine.note_death(crowd)
         quarantine.note_death(crowd)
     assert len(quarantine._refused_until) <= MAX_REMEMBERED
+
+
+@pytest.mark.parametrize(("since_s", "busy", "expected_s", "verdict"), [
+    (1e6, False, 0.01, "moving"),  # an idle engine owes nothing
+    (9.0, True, 0.01, "moving"),
+    (11.0, True, 0.01, "stalled"),
+    (121.0, True, 0.01, "stuck"),
+    (121.0, True, 5.0, "stalled"),  # a slow machine: 24 expected steps
+    (90.0, True, 5.0, "moving"),
+    (1e6, True, 0.0, "stalled"),  # the first step may take any time
+])  # fmt: skip
+def test_slow_is_told_from_stuck_by_the_expected_step(since_s, busy, expected_s, verdict):
+    assert judge_stall(since_s, busy, expected_s) == verdict
