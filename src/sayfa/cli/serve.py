@@ -33,7 +33,8 @@ def run(settings: Settings) -> int:
     names = options.served_model_name or [shown_name(options.model)]
     engine = settings.engine
     engine = msgspec.structs.replace(engine, model=msgspec.structs.replace(options, model=str(path)))
-    client = ProcessClient(ENGINE_COMMAND, msgspec.json.encode(engine), SystemClock())
+    command = [*ENGINE_COMMAND, "--log-level", settings.server.log_level, "--log-format", settings.server.log_format]
+    client = ProcessClient(command, msgspec.json.encode(engine), SystemClock())
     phases = [("command", since_start_s())]
     client.spawn()
 
