@@ -5,6 +5,7 @@ listed needs a key unless `auth.OPEN_ROUTES` names it. Knows no engine but throu
 """
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sayfa.base.clock import Clock
 from sayfa.base.config import ServerOptions
 from sayfa.server import describe, health
 from sayfa.server.auth import OPEN_ROUTES, Guard, Keys
@@ -63,19 +65,22 @@ def create_app(
     options: ServerOptions,
     names: Sequence[str],
     version: str = "0",
+    *,
+    clock: Clock | None = None,
+    rng: random.Random | None = None,
 ) -> FastAPI:
     """Make the application around an engine's client.
 
     text: None while the tokenizer is still loading; set `app.state.context.text` later. names: what clients may call
-    the model, the shown one first.
+    the model, the shown one first. clock, rng: the machine's own if not given.
     """
-    context = ServerContext(client, text, options, list(names), version)
+    context = ServerContext(client, text, options, list(names), version, clock=clock, rng=rng)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         client.on_outputs(context.admissions.on_outputs)
         client.on_outputs(context.metrics.on_outputs)
-        beside = [asyncio.create_task(sweep(context.streams, options.sse_keep_alive_interval))]
+        beside = [asyncio.create_task(sweep(context.streams, options.sse_keep_alive_interval, context.clock))]
         beside.append(asyncio.create_task(log_stats(context)))
         try:
             yield

@@ -7,10 +7,10 @@ Law: received = ended by reason + rejected by reason + in flight, at any moment.
 """
 
 import logging
-import time
 
 import msgspec
 
+from sayfa.base.clock import Clock
 from sayfa.base.errors import RequestError
 from sayfa.base.messages import EngineOutput, Outputs, RequestAdmitted
 from sayfa.base.sampling_params import SamplingParams
@@ -70,8 +70,9 @@ class Admissions:
 class Record:
     """One request's books. Invariant: `close` has an effect once."""
 
-    def __init__(self, metrics: ServerMetrics, route: str, tenant: str, write_line: bool) -> None:
-        self.arrived_s = time.monotonic()
+    def __init__(self, metrics: ServerMetrics, clock: Clock, route: str, tenant: str, write_line: bool) -> None:
+        self._clock = clock
+        self.arrived_s = clock.monotonic()
         self.usage = Usage()
         self.id = "-"
         self._metrics = metrics
@@ -99,12 +100,12 @@ class Record:
         if engine_id not in self._cached:
             self._cached[engine_id] = num_cached
             self.usage.cached += num_cached
-            self._admitted_s = self._admitted_s or time.monotonic()
+            self._admitted_s = self._admitted_s or self._clock.monotonic()
 
     def note(self, index: int, num_tokens: int, output: EngineOutput) -> None:
         """Note an engine output that added `num_tokens` to answer `index`."""
         if num_tokens:
-            now_s = time.monotonic()
+            now_s = self._clock.monotonic()
             last_s = self._last_s.get(index)
             self._last_s[index] = now_s
             self.usage.output += num_tokens
@@ -139,7 +140,7 @@ class Record:
         if not self._open:
             return
         self._open = False
-        total_s = time.monotonic() - self.arrived_s
+        total_s = self._clock.monotonic() - self.arrived_s
         times = self._times
         if not times.sum_s and self._first_s is not None:
             # The engine's own times come with its last output; without one, the server's view must do.

@@ -4,14 +4,14 @@ Nothing here belongs to one request. Knows no routes.
 """
 
 import hashlib
-import time
-import uuid
+import random
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 
+from sayfa.base.clock import Clock, SystemClock
 from sayfa.base.config import ServerOptions
 from sayfa.base.errors import EngineDead, InvalidRequest, NotFound, Overloaded
 from sayfa.base.messages import EngineInfo
@@ -51,18 +51,29 @@ class TextTools:
 class ServerContext:
     """Shared state of the server.
 
-    names: what clients may call the model; the first is shown. text: None while the tokenizer is loading.
+    names: what clients may call the model; the first is shown. text: None while the tokenizer is loading. rng: where
+    ids come from; nobody may guess those of others.
     """
 
     def __init__(
-        self, client: EngineClient, text: TextTools | None, options: ServerOptions, names: list[str], version: str
+        self,
+        client: EngineClient,
+        text: TextTools | None,
+        options: ServerOptions,
+        names: list[str],
+        version: str,
+        *,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
     ) -> None:
+        self.clock = clock or SystemClock()
+        self._rng = rng or random.SystemRandom()
         self.client = client
         self.text = text
         self.options = options
         self.names = names
         self.version = version
-        self.created_s = int(time.time())
+        self.created_s = self.now_s()
         self.draining = False
         self.stopping = False
         self.admissions = Admissions()
@@ -74,7 +85,15 @@ class ServerContext:
 
     def new_id(self, prefix: str) -> str:
         """An id of our own making, unique over restarts and replicas."""
-        return f"{prefix}-{uuid.uuid4().hex}"
+        return f"{prefix}-{self.new_hex()}"
+
+    def new_hex(self) -> str:
+        """128 random bits as 32 hex digits."""
+        return f"{self._rng.getrandbits(128):032x}"
+
+    def now_s(self) -> int:
+        """Whole seconds since 1970, for `created`."""
+        return int(self.clock.wall())
 
     def check_model(self, name: str) -> str:
         """Return the name if clients may use it; raise NotFound (404 `model_not_found`) otherwise."""

@@ -7,7 +7,6 @@ were left open. Installed by `app`; plain ASGI, since a token passes through her
 
 import logging
 import re
-import uuid
 from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -58,7 +57,7 @@ class Edge:
             return
         if scope["type"] != "http":
             return  # there are no web sockets here
-        request_id = uuid.uuid4().hex
+        request_id = self._context.new_hex()
         scope["sayfa.request_id"] = request_id
         headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:

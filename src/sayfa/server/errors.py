@@ -5,7 +5,7 @@ when a stream has begun (one `data:` event, then `[DONE]`). Texts are written by
 sentence with the request's id, never the text of an exception.
 """
 
-import random
+import zlib
 from collections.abc import Mapping
 
 import msgspec
@@ -70,7 +70,7 @@ def to_answer(error: Exception, request_id: str) -> Answer:
         if retry is None and error.status in (429, 503):
             retry = RETRY_AFTER_S
         # Callers that were refused together should not come back together.
-        return Answer(error.status, body, retry + random.randint(0, 1) if retry else retry)
+        return Answer(error.status, body, retry + zlib.crc32(request_id.encode()) % 2 if retry else retry)
     if isinstance(error, EngineDead):
         return Answer(503, ErrorBody(error.message, "server_error", None, error.code), RETRY_AFTER_S)
     if isinstance(error, EngineError):

@@ -7,12 +7,12 @@ Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from sayfa.base.clock import Clock
 from sayfa.server.errors import Answer, body_bytes, headers_of
 
 DONE = b"data: [DONE]\n\n"
@@ -42,9 +42,14 @@ class EventStream(Response):
     """
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], explain: Callable[[Exception], Answer], streams: "set[EventStream]"
+        self,
+        events: AsyncGenerator[bytes, None],
+        explain: Callable[[Exception], Answer],
+        streams: "set[EventStream]",
+        clock: Clock,
     ) -> None:
         super().__init__()
+        self._clock = clock
         self._events = events
         self._explain = explain
         self._streams = streams
@@ -77,7 +82,7 @@ class EventStream(Response):
     async def keep_alive(self) -> None:
         """Send a comment, if the stream has begun and nothing is being sent."""
         if self._started and self.sending_since_s is None and self._send is not None:
-            self.last_sent_s = time.monotonic()
+            self.last_sent_s = self._clock.monotonic()
             await self._send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
 
     async def _pump(self, send: Send) -> None:
@@ -114,11 +119,11 @@ class EventStream(Response):
 
     async def _begin(self, send: Send) -> None:
         self._started = True
-        self.last_sent_s = time.monotonic()
+        self.last_sent_s = self._clock.monotonic()
         await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
 
     async def _put(self, send: Send, event: bytes) -> None:
-        self.sending_since_s = self.last_sent_s = time.monotonic()
+        self.sending_since_s = self.last_sent_s = self._clock.monotonic()
         await send({"type": "http.response.body", "body": event, "more_body": True})
         self.sending_since_s = None
 
@@ -135,14 +140,14 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def sweep(streams: set[EventStream], keep_alive_s: float, tick_s: float = 1.0) -> None:
+async def sweep(streams: set[EventStream], keep_alive_s: float, clock: Clock, tick_s: float = 1.0) -> None:
     """Watch all streams, for ever: end those that cannot be written to, keep quiet ones alive (0 = never).
 
     One task for all streams, so that a token costs no timer.
     """
     while True:
         await asyncio.sleep(tick_s)
-        now_s = time.monotonic()
+        now_s = clock.monotonic()
         for stream in list(streams):
             if stream.sending_since_s is not None and now_s - stream.sending_since_s > SLOW_SEND_LIMIT_S:
                 stream.give_up()

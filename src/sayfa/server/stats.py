@@ -5,7 +5,6 @@ Runs beside the application. The wording is the one that people already search t
 
 import asyncio
 import logging
-import time
 
 from sayfa.server.context import ServerContext
 
@@ -17,11 +16,11 @@ async def log_stats(context: ServerContext) -> None:
     interval_s = context.options.log_stats_interval
     if not interval_s:
         return
-    metrics = context.metrics
-    before_s, before = time.monotonic(), (0, 0)
+    metrics, clock = context.metrics, context.clock
+    before_s, before = clock.monotonic(), (0, 0)
     while True:
         await asyncio.sleep(interval_s)
-        now_s, now = time.monotonic(), (metrics.prompt_tokens, metrics.generation_tokens)
+        now_s, now = clock.monotonic(), (metrics.prompt_tokens, metrics.generation_tokens)
         stats = context.client.latest
         busy = stats is not None and bool(stats.running or stats.waiting)
         if now != before or (busy and context.client.health().busy):

@@ -3,7 +3,6 @@
 Called by the app's routing table. Knows no tokens' meaning and no engine.
 """
 
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -58,9 +57,11 @@ async def _answer(request: Request, body: ChatRequest, record: Record) -> Respon
     fingerprint = context.fingerprint(info)
     if body.stream:
         envelope = Envelope(
-            chat=True, answer_id=plan.id, model=model, fingerprint=fingerprint, usage_mode=usage_mode(body)
-        )
-        return EventStream(_events(context, run, body, envelope), lambda e: to_answer(e, plan.id), context.streams)
+            chat=True, answer_id=plan.id, created_s=context.now_s(), model=model, fingerprint=fingerprint,
+            usage_mode=usage_mode(body),
+        )  # fmt: skip
+        events = _events(context, run, body, envelope)
+        return EventStream(events, lambda e: to_answer(e, plan.id), context.streams, context.clock)
     return await _whole(context, run, body, model, fingerprint)
 
 
@@ -122,7 +123,7 @@ async def _whole(context: ServerContext, run: Generation, body: ChatRequest, mod
     answer: dict[str, Any] = {
         "id": run.plan.id,
         "object": "chat.completion",
-        "created": int(time.time()),
+        "created": context.now_s(),
         "model": model,
         "system_fingerprint": fingerprint,
         "choices": choices,

@@ -4,7 +4,6 @@ Called by the chat and completions handlers. B006: the event with `finish_reason
 engine.
 """
 
-import time
 from typing import Any
 
 import msgspec
@@ -33,11 +32,13 @@ class Envelope:
     completion's `usage` may not be null there, so it is left out.
     """
 
-    def __init__(self, *, chat: bool, answer_id: str, model: str, fingerprint: str, usage_mode: str) -> None:
+    def __init__(
+        self, *, chat: bool, answer_id: str, created_s: int, model: str, fingerprint: str, usage_mode: str
+    ) -> None:
         head = {
             "id": answer_id,
             "object": "chat.completion.chunk" if chat else "text_completion",
-            "created": int(time.time()),
+            "created": created_s,
             "model": model,
             "system_fingerprint": fingerprint,
         }

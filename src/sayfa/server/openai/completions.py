@@ -3,7 +3,6 @@
 Called by the app's routing table. Knows no templates.
 """
 
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -60,9 +59,11 @@ async def _answer(request: Request, body: CompletionRequest, record: Record) -> 
     fingerprint = context.fingerprint(info)
     if body.stream:
         envelope = Envelope(
-            chat=False, answer_id=plan.id, model=model, fingerprint=fingerprint, usage_mode=usage_mode(body)
-        )
-        return EventStream(_events(context, run, body, envelope), lambda e: to_answer(e, plan.id), context.streams)
+            chat=False, answer_id=plan.id, created_s=context.now_s(), model=model, fingerprint=fingerprint,
+            usage_mode=usage_mode(body),
+        )  # fmt: skip
+        events = _events(context, run, body, envelope)
+        return EventStream(events, lambda e: to_answer(e, plan.id), context.streams, context.clock)
     return await _whole(context, run, body, model, fingerprint)
 
 
@@ -127,7 +128,7 @@ async def _whole(
     answer = {
         "id": plan.id,
         "object": "text_completion",
-        "created": int(time.time()),
+        "created": context.now_s(),
         "model": model,
         "system_fingerprint": fingerprint,
         "choices": choices,
