@@ -8,7 +8,7 @@ import pytest
 
 from sayfa.base.errors import InvalidRequest, ModelError
 from sayfa.text.chat_template import ChatTemplate
-from sayfa.text.template_budget import MAX_CPU_S, Budget, OverBudgetError
+from sayfa.text.template_budget import MAX_CPU_S, MAX_DEPTH, MAX_NODES, Budget, OverBudgetError
 
 MESSAGES = [{"role": "user", "content": "hello <b>"}, {"role": "assistant", "content": "x" * 200}]
 
@@ -186,6 +186,19 @@ def test_the_deadline_is_counted_on_the_clock_that_is_handed_in() -> None:
     clock_s[0] = MAX_CPU_S + 0.01
     with pytest.raises(OverBudgetError, match="time"):
         budget.spend(1000)
+
+
+def test_values_are_bounded_in_items_depth_and_text() -> None:
+    deep: list[object] = []
+    for _ in range(MAX_DEPTH):
+        deep = [deep]
+    shared: list[object] = [1]
+    for _ in range(20):
+        shared = [shared, shared]
+    for value in (deep, [0] * (MAX_NODES + 1), shared, {"a": "x" * 1000}, ["x" * 100] * 20):
+        with pytest.raises(OverBudgetError):
+            Budget(1000 if "x" in repr(value)[:20] else 10**9, cpu_s=lambda: 0.0).weigh(value)
+    assert Budget(1000, cpu_s=lambda: 0.0).weigh({"a": ["bc"]}) >= len("{'a': ['bc']}") - 8
 
 
 _NAMES = ["messages", "x", "ns", "ns.x", "m", "m.role", "m.content", "loop", "loop.index", "self", "range", "tools"]

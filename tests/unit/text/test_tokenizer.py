@@ -326,6 +326,19 @@ def test_neighbouring_messages_cannot_complete_a_control_token(tmp_path: Path) -
         assert ours.decode(ids) == first.strip() + second.strip()
 
 
+@pytest.mark.parametrize(
+    ("source", "content"),
+    [("<|{{ messages[0].content }}", "im_start|>"), ("{{ messages[0].content|trim }}|>x", "<|im_start ")],
+)
+def test_the_template_s_own_text_cannot_complete_what_a_message_began(
+    tmp_path: Path, source: str, content: str
+) -> None:
+    ours = load_tokenizer(save_folder(tmp_path, byte_level()))
+    rendered = ChatTemplate(source, {}, ours.control_texts).render([{"role": "user", "content": content}])
+    assert "<|im_start|>" in rendered.text
+    assert ours.special_ids.isdisjoint(rendered.encode(ours))
+
+
 def test_tool_definitions_and_names_have_no_power_either(tmp_path: Path) -> None:
     ours = load_tokenizer(save_folder(tmp_path, byte_level()))
     source = "{{ tools | tojson(ensure_ascii=true) }}{{ tools | tojson }}{{ messages[0].name }}"
