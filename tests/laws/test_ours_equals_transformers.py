@@ -15,6 +15,7 @@ from fakes.gguf_files import convert
 from fakes.models import FAMILIES, make_tiny
 from fakes.steps import Driver, open_model, reference
 from sayfa.hub import resolve_model
+from sayfa.text.tokenizer import load_tokenizer
 
 TOLERANCE = 5e-5
 LENGTHS = (1, 15, 16, 17, 48, 65)
@@ -101,7 +102,7 @@ class RealModel:
     def __init__(self, path):
         where = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
         self.oracle = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-        self.ids = transformers.AutoTokenizer.from_pretrained(**where)(TEXT).input_ids
+        self.ids = load_tokenizer(path).encode(TEXT, add_special=True)
         self.config, program = open_model(path, num_positions=256)
         self.chosen = reference(program, num_pages=400)
 
