@@ -229,6 +229,26 @@ async def test_an_error_after_the_start_is_one_event_and_the_end_mark() -> None:
     assert "0x1f" not in plain.text
 
 
+class LateEngine(SayingEngine):
+    """Lets the deadline of each request pass after its second token."""
+
+    def _output(self, request: Request, branch: int, answer: list[int], step: int) -> EngineOutput:
+        output = super()._output(request, branch, answer, step)
+        return msgspec.structs.replace(output, finish="deadline") if step == 1 else output
+
+
+async def test_a_deadline_that_passes_is_408_or_an_error_event() -> None:
+    """`deadline_s`: an answer that is late is worthless, and is not given as if it were complete."""
+    engine = LateEngine()
+    async with serving(engine, default_deadline=9.0) as (client, _):
+        plain = await client.post(CHAT, json=chat_body(deadline_s=2.5))
+        chunks = await stream(client, CHAT, chat_body())
+    assert plain.status_code == 408
+    assert plain.json()["error"]["param"] == "deadline_s"
+    assert chunks[-1]["error"]["code"] == "deadline_exceeded"
+    assert [request.deadline_s for request in engine.requests] == [2.5, 9.0]
+
+
 async def test_the_death_of_the_engine_ends_streams_with_one_error() -> None:
     """Engine dead: a running stream ends with one error event, a plain request with 503 and Retry-After."""
     engine = SayingEngine(lambda request, branch: ids_of("Hello" * 50))

@@ -5,6 +5,7 @@ an id of our own, turns every exception that nobody caught into a 500 that says 
 were left open. Installed by `app`; plain ASGI, since a token passes through here. Knows no routes' meaning.
 """
 
+import ipaddress
 import logging
 import re
 from collections.abc import Sequence
@@ -33,7 +34,17 @@ def allowed_hosts(listed: Sequence[str], bind_host: str) -> frozenset[str] | Non
         return None
     if listed:
         return frozenset(host.lower() for host in listed)
-    return frozenset(_LOOPBACK_HOSTS) if bind_host in ("localhost", "127.0.0.1", "::1") else None
+    return frozenset((*_LOOPBACK_HOSTS, bind_host)) if is_loopback(bind_host) else None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class Edge:
@@ -115,7 +126,7 @@ class Edge:
 
     def _added_headers(self, headers: dict[bytes, bytes], request_id: str) -> list[tuple[bytes, bytes]]:
         given = _NOT_IN_ID.sub(b"", headers.get(b"x-request-id", b"")[: 4 * MAX_ECHOED_ID])[:MAX_ECHOED_ID]
-        added = [(b"x-request-id", given or request_id.encode())]
+        added = [(b"x-request-id", given or request_id.encode()), (b"x-content-type-options", b"nosniff")]
         origin = headers.get(b"origin")
         if self._origins:
             added.append((b"vary", b"origin"))

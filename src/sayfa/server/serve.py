@@ -8,7 +8,7 @@ socket stays open until the end, so that liveness can be asked for throughout. K
 
 import asyncio
 import contextlib
-import ipaddress
+import gc
 import logging
 import os
 import signal
@@ -21,11 +21,12 @@ import uvicorn
 from fastapi import FastAPI
 
 from sayfa.base.config import ServerOptions
-from sayfa.base.errors import ConfigError, EngineError
+from sayfa.base.errors import ConfigError, EngineError, SayfaError
 from sayfa.base.messages import EngineInfo, Failed
 from sayfa.server.app import create_app
 from sayfa.server.connection import with_limit
 from sayfa.server.context import ServerContext, TextTools
+from sayfa.server.edge import is_loopback
 from sayfa.wire.client import ClientState, EngineClient
 
 log = logging.getLogger("sayfa.server")
@@ -59,16 +60,6 @@ def check_access(options: ServerOptions) -> None:
         f"--host {options.host} can be reached by others, but there is no --api-key. Give one, or say "
         "--insecure-no-auth if something else guards this server."
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def bind(options: ServerOptions) -> socket.socket:
@@ -194,9 +185,17 @@ async def _load(
     except EngineError:
         ending.engine_failed()
         return
-    except Exception as error:
-        ending.fail(error)
+    except SayfaError as error:
+        log.error("%s", error)
+        ending.fail(2)
         return
+    except Exception:
+        log.exception("the tokenizer could not be loaded")
+        ending.fail(1)
+        return
+    # What was loaded lives as long as the process: the collector need not walk over it while tokens stream.
+    gc.collect()
+    gc.freeze()
     on_ready(info)
 
 
@@ -226,7 +225,6 @@ class Ending:
 
     def __init__(self, server: uvicorn.Server, client: ManagedClient, context: ServerContext) -> None:
         self.exit_code = 0
-        self.error: Exception | None = None
         self._server = server
         self._client = client
         self._context = context
@@ -284,11 +282,9 @@ class Ending:
             log.error("%s", failure.message)
         self._stop()
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, exit_code: int) -> None:
         """End because the text side cannot be had."""
-        self.error = error
-        self.exit_code = 2
-        log.error("%s", error)
+        self.exit_code = exit_code
         self._stop()
 
     def _stop(self) -> None:
