@@ -88,11 +88,18 @@ class EngineLoop:
 
     def run(self) -> None:
         """Serve until drained. Raises DisconnectedError when the parent is gone."""
-        while not self._finished():
-            self._take_messages()
-            if self._engine.has_work and self._connection.unsent_bytes <= MAX_UNSENT_BYTES:
-                self._send(self._engine.step())
+        while self.turn():
+            pass
         self._connection.flush(1.0)
+
+    def turn(self) -> bool:
+        """Go round once: messages, then a step if there is work; False when it is time to end."""
+        if self._finished():
+            return False
+        self._take_messages()
+        if self._engine.has_work and self._connection.unsent_bytes <= MAX_UNSENT_BYTES:
+            self._send(self._engine.step())
+        return True
 
     def on_signal(self, number: int, frame: Any) -> None:
         """Handle SIGTERM: the first drains, the second ends what runs at once. Only notes it; the loop acts."""

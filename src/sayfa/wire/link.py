@@ -11,9 +11,32 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable
-from typing import cast
+from typing import Protocol, cast
 
 from sayfa.wire.sockets import FrameReader, frame, make_pair
+
+
+class Child(Protocol):
+    """An engine process as its client sees it, whatever carries it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    async def attach(self, received: Callable[[bytes], None], lost: Callable[[], None]) -> "Link":
+        """Connect to it, once; `received` gets each frame's payload, `lost` is called when it is gone."""
+        ...
+
+    def ask_for_state(self) -> None:
+        """Let it write its state to its log."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+    async def end(self, limit_s: float) -> int | None:
+        """Wait for it to end by itself, at most `limit_s`, then kill it; return its exit code."""
+        ...
 
 
 class EngineProcess:
@@ -60,12 +83,14 @@ class EngineProcess:
         """End the process at once; the connection's end tells the rest."""
         self._child.kill()
 
-    def take_socket(self) -> socket.socket:
-        """Hand over our end; once only."""
+    async def attach(self, received: Callable[[bytes], None], lost: Callable[[], None]) -> "Link":
+        """Put our end under the running event loop; once only."""
         if self._sock is None:
             raise RuntimeError("the socket of this process was taken before")
         sock, self._sock = self._sock, None
-        return sock
+        loop = asyncio.get_running_loop()
+        _, link = await loop.create_unix_connection(lambda: Link(received, lost), sock=sock)
+        return link
 
     async def end(self, limit_s: float) -> int | None:
         """Wait for the process to end by itself, at most `limit_s`, then kill it; return its exit code."""
@@ -128,10 +153,3 @@ class Link(asyncio.Protocol):
         """Close the connection; the other side sees the end of the stream."""
         if self._transport is not None:
             self._transport.close()
-
-
-async def attach(sock: socket.socket, received: Callable[[bytes], None], lost: Callable[[], None]) -> Link:
-    """Put a connected Unix socket under the running event loop."""
-    loop = asyncio.get_running_loop()
-    _, link = await loop.create_unix_connection(lambda: Link(received, lost), sock=sock)
-    return link

@@ -39,7 +39,7 @@ from sayfa.base.messages import (
 )
 from sayfa.wire.client import ClientState, Health
 from sayfa.wire.codec import MalformedMessageError, decode_from_engine, encode
-from sayfa.wire.link import EngineProcess, Link, attach
+from sayfa.wire.link import Child, EngineProcess, Link
 from sayfa.wire.sockets import frame
 from sayfa.wire.streams import RequestStreams
 from sayfa.wire.supervisor import Quarantine, RestartPolicy, judge_stall
@@ -59,8 +59,18 @@ class ProcessClient:
     process of ours is alive.
     """
 
-    def __init__(self, command: list[str], config: bytes, clock: Clock) -> None:
-        """command: the engine's command line, without the descriptor. config: opaque here, JSON for the engine."""
+    def __init__(
+        self,
+        command: list[str],
+        config: bytes,
+        clock: Clock,
+        spawn: Callable[[list[str], bytes], Child] = EngineProcess.spawn,
+    ) -> None:
+        """command: the engine's command line, without the descriptor. config: opaque here, JSON for the engine.
+
+        spawn: starts a command and sends it its first frame; may raise OSError.
+        """
+        self._spawn = spawn
         self._command = command
         self._config = config
         self._clock = clock
@@ -70,7 +80,7 @@ class ProcessClient:
         self._progress_s = clock.monotonic()
         self._pong: Pong | None = None
         self._pings = 0
-        self._process: EngineProcess | None = None
+        self._process: Child | None = None
         self._link: Link | None = None
         self._failure: Failed | None = None
         self._closing = False
@@ -130,7 +140,7 @@ class ProcessClient:
     def spawn(self) -> None:
         """Start the process now, without an event loop, so that it loads while the caller still imports."""
         fault("client.before_spawn")
-        self._process = EngineProcess.spawn(self._command, frame(self._config))
+        self._process = self._spawn(self._command, frame(self._config))
 
     async def start(self) -> None:
         """Attach to the process (after spawning it if `spawn` was not called). Returns at once; see `wait_ready`."""
@@ -293,7 +303,7 @@ class ProcessClient:
         process = self._process
         if process is None:
             return
-        self._link = await attach(process.take_socket(), self._received, self._lost)
+        self._link = await process.attach(self._received, self._lost)
 
     def _lost(self) -> None:
         """Answer every open stream at once, then find out how the process ended and start the next."""
