@@ -1,4 +1,4 @@
-"""Laws of one row's bits: alone = in a crowd, chunked = whole, preempted = undisturbed. Reference executor, bitwise."""
+"""Laws of one row's bits: alone = in a crowd, chunked = whole, preempted = undisturbed. Both executors, bitwise."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ import pytest
 from fakes.models import make_tiny
 from fakes.steps import GREEDY, Driver, open_model, reference
 from sayfa.base.sampling_params import SamplingParams
+from sayfa.runner.executors import StepLimits, make_executor
 
 FAMILIES = ("llama", "gemma3", "qwen3")
 WISHES = {
@@ -15,12 +16,21 @@ WISHES = {
 }
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
+@pytest.fixture(scope="module", params=["reference", "native"])
+def models(request, tmp_path_factory):
+    """Family → facts and executor. Natively with bfloat16 pages and two threads, as it is served."""
     made = {}
     for family in FAMILIES:
         config, program = open_model(make_tiny(family, tmp_path_factory.mktemp("tiny") / family, seed=3))
-        made[family] = (config, reference(program, num_pages=400))
+        if request.param == "reference":
+            chosen = reference(program, num_pages=400)
+        else:
+            chosen = make_executor(program, StepLimits(512, 512, 16), kind="auto", threads=2)
+            if chosen.why_not_native:
+                pytest.skip(chosen.why_not_native)
+            chosen.executor.allocate_pages(400)
+            chosen.executor.poison_pages()
+        made[family] = (config, chosen)
     return made
 
 
