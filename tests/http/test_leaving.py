@@ -16,7 +16,7 @@ from http_support import MODEL, SayingEngine, chat_body, ids_of, text_tools, unt
 from sayfa.base.config import ServerOptions
 from sayfa.server import connection, sse
 from sayfa.server.app import create_app
-from sayfa.server.serve import _server, bind
+from sayfa.server.serve import bind, make_server
 
 
 @asynccontextmanager
@@ -25,7 +25,7 @@ async def live(engine: SayingEngine, **options: Any) -> AsyncIterator[tuple[int,
     settings = ServerOptions(port=0, **options)
     app = create_app(engine, text_tools(), settings, [MODEL], "0")
     sock = bind(settings)
-    server = _server(app, settings)
+    server = make_server(app, settings)
     task = asyncio.create_task(server.serve([sock]))
     await until(lambda: server.started)
     try:

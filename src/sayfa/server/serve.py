@@ -157,7 +157,7 @@ async def serve(
     """As `run`, inside an event loop."""
     app = create_app(client, None, options, names, version)
     context: ServerContext = app.state.context
-    server = _server(app, options)
+    server = make_server(app, options)
     ending = Ending(server, client, context)
     client.on_state(ending.engine_changed)
     await client.start()
@@ -199,7 +199,7 @@ async def _load(
     on_ready(info)
 
 
-def _server(app: FastAPI, options: ServerOptions) -> "_Server":
+def make_server(app: FastAPI, options: ServerOptions) -> "_Server":
     config = uvicorn.Config(
         app, http=with_limit(options.max_connections), ws="none", lifespan="on", log_config=None, access_log=False,
         server_header=False, proxy_headers=False, root_path=options.root_path, timeout_keep_alive=KEEP_ALIVE_S,
