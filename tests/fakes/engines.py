@@ -117,5 +117,3 @@ def assert_same(left: Answers, right: Answers) -> None:
                 f"{request_id}/{branch} differs first at output {at}: {one.tokens[at : at + 5]} and "
                 f"{two.tokens[at : at + 5]}; ends {one.answer[3:]} and {two.answer[3:]}"
             )
-
-

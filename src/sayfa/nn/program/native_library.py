@@ -1,11 +1,12 @@
 """The compiled library `sayfa._native`, if it is there, and what it can do here. Used by the native executor only."""
 
+from importlib import import_module
 from typing import Any
 
 library: Any = None
 missing_because = ""
 try:
-    from sayfa import _native as library  # type: ignore[no-redef]
+    library = import_module("sayfa._native")
 except ImportError as error:
     missing_because = str(error)
 
