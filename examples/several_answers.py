@@ -1,4 +1,4 @@
-"""Several answers to one prompt, which is computed once; its pages are shared. Run: python examples/several_answers.py"""
+"""Several answers to one prompt, computed once: they share its pages. Run: python examples/several_answers.py"""
 
 from sayfa import LLM, SamplingParams
 
