@@ -18,6 +18,11 @@ _ARCHITECTURES = {
 }  # fmt: skip
 _ROPE_TYPES = ("default", "none", "linear", "llama3")
 _ACTIVATIONS: dict[str, Literal["silu", "gelu_tanh"]] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+# The text part of a larger Gemma 3 is stored as what differs from these.
+_GEMMA_TEXT_DEFAULTS = {
+    "vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+    "max_position_embeddings": 131_072, "sliding_window": 4096,
+}  # fmt: skip
 _NOT_SERVED = "models of this kind are not served"
 
 
@@ -30,8 +35,8 @@ def config_from_hf(facts: Facts) -> ModelConfig:
     _check_purpose(facts)
     dtype = facts.raw("dtype") or facts.raw("torch_dtype")
     if architecture == "gemma3" and facts.has("text_config"):
-        name, facts = facts.model, facts.part("text_config")
-        facts.model = name
+        name, text = facts.model, facts.part("text_config")
+        facts = text.with_defaults(name, _GEMMA_TEXT_DEFAULTS)
         dtype = dtype or facts.raw("dtype") or facts.raw("torch_dtype")
     for field in ("quantization_config", "mlp_bias", "num_local_experts", "num_experts", "attn_logit_softcapping",
                   "final_logit_softcapping", "use_bidirectional_attention"):  # fmt: skip

@@ -90,6 +90,11 @@ class Facts:
             raise self.error(field, f"is {_shown(value)}; it must be an object")
         return Facts(f"{self.model}: {field}", value)
 
+    def with_defaults(self, model: str, defaults: Mapping[str, Any]) -> "Facts":
+        """The same facts under another model's name, with values for fields that are absent or null."""
+        stated = {field: value for field, value in self._values.items() if value is not None}
+        return Facts(model, {**defaults, **stated}, self._prefix)
+
     def refuse_if(self, field: str, why: str) -> None:
         """Raise ModelError if the field is there and says anything but null, false or zero."""
         value = self.raw(field)

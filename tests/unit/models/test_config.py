@@ -71,6 +71,20 @@ def test_text_part_of_a_larger_gemma_is_read(tmp_path):
     assert read(tmp_path, whole).vocab_size == 320
 
 
+def test_a_larger_gemma_states_only_what_differs_from_the_familys_defaults(tmp_path):
+    """The published 4B checkpoint names six fields of its text part."""
+    text = {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+    }  # fmt: skip
+    whole = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    config = read(tmp_path, {**whole, "torch_dtype": "bfloat16"})
+    assert (config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size) == (8, 4, 256, 262_208)
+    assert config.windows.count(1024) == 29
+    assert [(rope.theta, rope.factor) for rope in config.ropes] == [(1e6, 8.0), (1e4, 1.0)]
+    assert config.embedding_scale == 50.5
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
