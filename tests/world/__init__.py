@@ -1,0 +1,1 @@
+"""The injected world: the whole system in one thread, on virtual time, from one seed."""

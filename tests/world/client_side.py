@@ -1,0 +1,222 @@
+"""Callers of the real application: a call is an ASGI scope, its sender reads, stalls and hangs up as it was told.
+
+Also the oracle: what a call that is served must say, computed without engine, pages, wire or server.
+"""
+
+import asyncio
+import json
+from codecs import getincrementaldecoder
+from collections.abc import Iterable
+from typing import Any
+
+from fakes.deciding import expected
+from fakes.runner import Rule, mix_rule
+from sayfa.base.messages import Request
+from sayfa.base.sampling_params import SamplingParams
+from world.history import END_TOKEN, NUM_TOKENS, Call
+
+MODEL = "world"
+KEYS = ["sk-world-one", "sk-world-two", "sk-world-three"]
+_WORDS = [b"a", b"b", b"c", b"d", b" ", b"\xc3", b"\xa9", "é".encode(), "😀".encode()[:2], "😀".encode()[2:], b"ab", b"da"]
+
+
+class Letters:
+    """A vocabulary of few letters and parts of letters, so that stop strings and cut characters are frequent."""
+
+    vocab_size = NUM_TOKENS
+    eos_ids = frozenset({END_TOKEN})
+    special_ids = frozenset({END_TOKEN})
+    bos_id = None
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"<end>" if token_id == END_TOKEN else _WORDS[token_id % len(_WORDS)]
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        data = b"".join(self.token_bytes(index) for index in ids if index not in self.special_ids)
+        return _whole(data)
+
+
+def _whole(data: bytes) -> str:
+    """All characters that are complete; an unfinished one at the end is dropped, wrong bytes show as U+FFFD."""
+    return getincrementaldecoder("utf-8")("replace").decode(data)
+
+
+def make_rule() -> Rule:
+    """Draws each token with about the same weight."""
+    return mix_rule(NUM_TOKENS)
+
+
+def body_of(call: Call) -> dict[str, Any]:
+    """The JSON that the call sends."""
+    body: dict[str, Any] = {
+        "model": MODEL, "prompt": call.prompt, "stream": call.stream, "n": call.n, "max_tokens": call.max_tokens,
+        "seed": call.seed, "min_tokens": call.min_tokens, "ignore_eos": call.ignore_eos, "stop": call.stop,
+        "stop_token_ids": call.stop_ids, "priority": call.priority, "cache_salt": call.salt,
+        "deadline_s": call.deadline_s,
+    }  # fmt: skip
+    wrong: dict[str, Any] = {"temperature": -1.0, "model": "other", "prompt": [], "n": 100_000}
+    if call.bad:
+        body[call.bad] = wrong[call.bad]
+    return body
+
+
+class Answer:
+    """What one call was told.
+
+    status: None if nothing came. texts, reasons: by choice. code: of the error, in a body or an event. left: the
+    sender hung up before the end. started_s, ended_s: on the world's clock.
+    """
+
+    def __init__(self, call: Call, started_s: float) -> None:
+        self.call = call
+        self.started_s = started_s
+        self.ended_s = started_s
+        self.status: int | None = None
+        self.headers: dict[str, str] = {}
+        self.body = b""
+        self.closed = False
+        self.left = False
+        self.texts: dict[int, str] = {}
+        self.reasons: dict[int, str] = {}
+        self.code: str | None = None
+        self.message = ""
+
+    @property
+    def served(self) -> bool:
+        return self.status == 200 and self.code is None and not self.left
+
+    def understand(self) -> None:
+        """Read the body. AssertionError if it breaks the contract."""
+        if self.status == 200 and self.call.stream:
+            self._read_events()
+        elif self.status == 200:
+            for choice in json.loads(self.body)["choices"] if self.closed else []:
+                self._note(choice["index"], choice["text"], choice["finish_reason"])
+        elif self.closed and self.status != 499:
+            self._note_error(json.loads(self.body)["error"])
+
+    def _read_events(self) -> None:
+        events = [event for event in self.body.decode().split("\n\n") if event and not event.startswith(":")]
+        if self.closed:
+            assert events[-1:] == ["data: [DONE]"], f"a stream ended without its mark: {events[-1:]}"
+        for event in events:
+            if event == "data: [DONE]":
+                continue
+            chunk = json.loads(event.removeprefix("data: "))
+            assert self.code is None, "something came after an error"
+            if "error" in chunk:
+                self._note_error(chunk["error"])
+            for choice in chunk.get("choices", ()):
+                self._note(choice["index"], choice["text"], choice["finish_reason"])
+
+    def _note(self, index: int, text: str, reason: str | None) -> None:
+        assert index not in self.reasons, f"choice {index} was told something after its end"
+        self.texts[index] = self.texts.get(index, "") + text
+        if reason is not None:
+            self.reasons[index] = reason
+
+    def _note_error(self, error: dict[str, Any]) -> None:
+        self.code, self.message = error["code"] or error["type"], error["message"]
+
+
+class Caller:
+    """Sends one call and reads its answer."""
+
+    def __init__(self, app: Any, answer: Answer) -> None:
+        self.answer = answer
+        self._app = app
+        self._call = answer.call
+        self._gone = asyncio.Event()
+        self._body_read = False
+        self._num_events = 0
+
+    async def run(self) -> None:
+        """The whole call; the answer is complete afterwards."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._call.leaves_s, self._leave) if self._call.leaves_s is not None else None
+        try:
+            await self._app(self._scope(), self._receive, self._send)
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self.answer.ended_s = loop.time()
+            self.answer.left = self._gone.is_set() and not self.answer.closed
+
+    def _scope(self) -> dict[str, Any]:
+        tenant = self._call.tenant
+        key = KEYS[tenant] if tenant >= 0 else "sk-nobody-of-ours"
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        return {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+            "path": "/v1/completions", "raw_path": b"/v1/completions", "query_string": b"", "root_path": "",
+            "headers": [*headers, (b"authorization", f"Bearer {key}".encode())], "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 2), "state": {},
+        }  # fmt: skip
+
+    def _leave(self) -> None:
+        self._gone.set()
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._body_read:
+            if self._call.body_s:
+                try:
+                    await asyncio.wait_for(self._gone.wait(), self._call.body_s)
+                except TimeoutError:
+                    pass
+            if not self._gone.is_set():
+                self._body_read = True
+                data = json.dumps(body_of(self._call)).encode()
+                return {"type": "http.request", "body": data, "more_body": False}
+        if not self.answer.closed:
+            await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        if self._gone.is_set():
+            return
+        answer = self.answer
+        if message["type"] == "http.response.start":
+            assert answer.status is None, "two answers to one call"
+            answer.status = message["status"]
+            answer.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+            return
+        assert answer.status is not None
+        assert not answer.closed, "something came after the end"
+        answer.body += message.get("body", b"")
+        answer.closed = not message.get("more_body", False)
+        if answer.closed:
+            self._gone.set()
+            return
+        await self._take_time()
+
+    async def _take_time(self) -> None:
+        """Read an event, or not, or hang up."""
+        call = self._call
+        self._num_events += 1
+        if call.leaves_after is not None and self._num_events >= call.leaves_after:
+            self._leave()
+        elif call.stops_after is not None and self._num_events > call.stops_after:
+            await self._gone.wait()
+        elif call.read_s:
+            try:
+                await asyncio.wait_for(self._gone.wait(), call.read_s)
+            except TimeoutError:
+                pass
+
+
+def oracle(call: Call, branch: int, rule: Rule, max_model_len: int) -> tuple[list[int], str, str]:
+    """Return (tokens, text, finish reason) of one answer to a call."""
+    params = SamplingParams(
+        n=call.n, max_tokens=call.max_tokens, min_tokens=call.min_tokens, ignore_eos=call.ignore_eos, seed=call.seed,
+        stop_token_ids=call.stop_ids, eos_token_ids=[END_TOKEN],
+    )  # fmt: skip
+    request = Request(id="oracle", prompt=call.prompt, params=params)
+    tokens, reason, _ = expected(request, branch, rule, max_model_len)
+    letters = Letters()
+    for count in range(1, len(tokens) + 1):
+        text = letters.decode(tokens[:count])
+        found = [text.find(stop) for stop in call.stop if stop in text]
+        if found:
+            ends = {text.find(stop) + len(stop): text.find(stop) for stop in call.stop if stop in text}
+            return tokens[:count], text[: ends[min(ends)]], "stop"
+    return tokens, letters.decode(tokens), reason

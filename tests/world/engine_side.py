@@ -1,0 +1,422 @@
+"""An engine process inside the world: the real engine loop, engine and scheduler over a runner without a model.
+
+Takes the place of `wire.link.EngineProcess` and of the socket pair; used by `world.play`. Bytes travel in time, may be
+cut anywhere, and stop at any byte when the process dies. The process has a clock of its own, with another origin than
+the client's: only differences may ever be used. While a step is computed only that clock runs on; the world catches
+up before the next turn.
+
+Checked after each turn: the audit of the deciding wing, that something moves as long as something waits, that an
+engine without work holds no page and no row.
+"""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from fakes.client import make_info
+from fakes.runner import FakeRunner, Rule
+from sayfa.base.faults import fault
+from sayfa.base.messages import EngineInfo, Hello, Starting
+from sayfa.base.step import RunnerOutput, ScheduledRow, SchedulerOutput
+from sayfa.core.kv_cache import KvCache
+from sayfa.core.limits import Limits
+from sayfa.core.page_pool import PagePool
+from sayfa.core.policy import FairPolicy, Policy, PriorityPolicy
+from sayfa.core.scheduler import Scheduler
+from sayfa.engine.engine import Engine
+from sayfa.engine.process import EngineLoop
+from sayfa.wire.codec import encode
+from sayfa.wire.link import Link
+from sayfa.wire.sockets import DisconnectedError, FrameReader, frame
+from world.history import NUM_TOKENS, Call, Setting
+from world.loop import VirtualClock
+
+PAGE_SIZE = 4
+MAX_IDLE_STEPS = 64
+"""F25: so many steps without any progress while something waits are a standstill."""
+KILLED = -9
+
+
+class DeathError(BaseException):
+    """The process ends here and now; nothing may catch it."""
+
+
+class EngineClock:
+    """The clock of one engine process: the world's time plus what its current step has taken, from another origin."""
+
+    def __init__(self, clock: VirtualClock, origin_s: float) -> None:
+        self._clock = clock
+        self._origin_s = origin_s
+        self.ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic() + self._origin_s + self.ahead_s
+
+    def wall(self) -> float:
+        return self._clock.wall() + self.ahead_s
+
+
+class SpoiledRunner(FakeRunner):
+    """A FakeRunner whose steps take time and whose rows can be spoiled. calls: by seed."""
+
+    def __init__(
+        self, num_pages: int, rule: Rule, clock: EngineClock, setting: Setting, calls: dict[int, Call]
+    ) -> None:
+        super().__init__(PAGE_SIZE, num_pages, rule=rule, fail=self._numbers_of)
+        self._clock = clock
+        self._setting = setting
+        self._calls = calls
+        self.spoiled = 0
+
+    def execute(self, plan: SchedulerOutput) -> RunnerOutput:
+        if plan.rows:
+            self._clock.ahead_s += self._setting.step_s + self._setting.token_s * plan.num_tokens
+        return super().execute(plan)
+
+    def _write(self, plan: SchedulerOutput) -> None:
+        fault("runner.before_forward")
+        kinds = {self._spoil_of(row) for row in plan.rows}
+        if "die" in kinds:
+            raise DeathError
+        if "raise" in kinds:
+            raise RuntimeError("a kernel failed")
+        super()._write(plan)
+        fault("runner.before_sample")
+
+    def _numbers_of(self, row: int, step: int) -> str | None:
+        """Spoil the row's numbers; what it wrote in this step is rubbish then, and whoever finds it will notice."""
+        scheduled = self._scheduled[row]
+        if self._spoil_of(scheduled) != "nan":
+            return None
+        self.spoiled += 1
+        pages = self.rows[row].pages
+        for position in range(scheduled.start, scheduled.start + scheduled.count):
+            self.slots[pages[position // PAGE_SIZE]][position % PAGE_SIZE] = -1
+        return "the logits are not finite"
+
+    def _result(self, step: int, scheduled: ScheduledRow) -> Any:
+        self._scheduled = {scheduled.row: scheduled}
+        return super()._result(step, scheduled)
+
+    def _spoil_of(self, scheduled: ScheduledRow) -> str:
+        new = self.rows[scheduled.row].new
+        call = self._calls.get(new.params.seed or 0)
+        if call is None or not call.spoil or not scheduled.sample:
+            return ""
+        num_output = len(self.rows[scheduled.row].tokens) - new.num_prompt
+        return call.spoil if num_output >= call.spoil_after else ""
+
+
+class Pipe:
+    """Bytes one way. They arrive in order, each write after the latency, cut in pieces if `chop`."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, rnd: random.Random, setting: Setting, take: Callable[[bytes], None]
+    ) -> None:
+        self.extra_s = 0.0
+        self._loop = loop
+        self._rnd = rnd
+        self._setting = setting
+        self._take = take
+        self._last_s = 0.0
+        self._closed = False
+
+    def write(self, data: bytes, delay_s: float = 0.0) -> None:
+        if self._closed:
+            return
+        at_s = self._loop.time() + delay_s + self._setting.latency_s + self.extra_s
+        for piece in self._pieces(data):
+            at_s = self._last_s = max(at_s, self._last_s)
+            self._loop.call_at(at_s, self._take, piece)
+            at_s += 0.001
+
+    def close(self, then: Callable[[], None]) -> None:
+        """End the stream behind what was written; `then` is called when the end arrives."""
+        if not self._closed:
+            self._closed = True
+            self._loop.call_at(max(self._loop.time() + self._setting.latency_s, self._last_s), then)
+
+    def _pieces(self, data: bytes) -> list[bytes]:
+        if not self._setting.chop or len(data) < 2 or self._rnd.random() < 0.5:
+            return [data]
+        cut = self._rnd.randrange(1, len(data))
+        return [data[:cut], data[cut:]]
+
+
+class EngineEnd:
+    """Takes the place of `wire.sockets.Connection`: never waits, as the world waits for it."""
+
+    def __init__(self, out: Pipe, clock: EngineClock) -> None:
+        self.woken = asyncio.Event()
+        self.gone = False
+        self.unsent_bytes = 0
+        self._out = out
+        self._clock = clock
+        self._reader = FrameReader()
+        self._frames: deque[bytes] = deque()
+
+    def take(self, data: bytes) -> None:
+        self._frames.extend(self._reader.feed(data))
+        self.woken.set()
+
+    def end(self) -> None:
+        self.gone = True
+        self.woken.set()
+
+    @property
+    def has_news(self) -> bool:
+        return self.gone or bool(self._frames)
+
+    def receive(self, timeout_s: float | None) -> list[bytes]:
+        frames = list(self._frames)
+        self._frames.clear()
+        self.woken.clear()
+        if not frames and self.gone:
+            raise DisconnectedError
+        return frames
+
+    def send(self, payload: bytes) -> None:
+        if self.gone:
+            raise DisconnectedError
+        self._out.write(frame(payload), self._clock.ahead_s)
+
+
+class ClientTransport(asyncio.Transport):
+    """The client's end of the connection, under the real `Link`."""
+
+    def __init__(self, process: "WorldProcess") -> None:
+        super().__init__()
+        self._process = process
+        self._closing = False
+
+    def write(self, data: Any) -> None:
+        self._process.to_engine.write(bytes(data))
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def close(self) -> None:
+        if not self._closing:
+            self._closing = True
+            self._process.client_closed()
+
+
+class WorldProcess:
+    """One engine process. `fails`: it dies before it has said hello."""
+
+    def __init__(self, host: "Host", pid: int, fails: bool) -> None:
+        setting = host.setting
+        loop = asyncio.get_running_loop()
+        self.pid = pid
+        self.exit_code: int | None = None
+        self.engine: Engine | None = None
+        self.runner: SpoiledRunner | None = None
+        self.frozen_until_s = 0.0
+        self._host = host
+        self._fails = fails
+        self._clock = EngineClock(host.clock, host.rnd.choice([-4_000.0, 0.0, 1e6]))
+        self._link: Link | None = None
+        self._early: list[bytes] = []
+        self._to_client = Pipe(loop, host.rnd, setting, self._deliver)
+        self._connection = EngineEnd(self._to_client, self._clock)
+        self.to_engine = Pipe(loop, host.rnd, setting, self._connection.take)
+        self._exited = asyncio.Event()
+        self._idle_steps = 0
+        self._loop: EngineLoop | None = None
+        self.task = asyncio.ensure_future(self._live())
+
+    # ------------------------------------------------------------------------------- as the client sees it
+
+    async def attach(self, received: Callable[[bytes], None], lost: Callable[[], None]) -> Link:
+        self._link = Link(received, lost)
+        self._link.connection_made(ClientTransport(self))
+        for data in self._early:
+            self._deliver(data)
+        return self._link
+
+    def ask_for_state(self) -> None:
+        if self._loop is not None:
+            self._loop.on_dump(10, None)
+
+    def kill(self) -> None:
+        self.task.cancel()
+
+    def sigterm(self) -> None:
+        if self._loop is not None:
+            self._loop.on_signal(15, None)
+            self._connection.woken.set()
+
+    async def end(self, limit_s: float) -> int | None:
+        try:
+            await asyncio.wait_for(self._exited.wait(), limit_s)
+        except TimeoutError:
+            self.kill()
+            await self._exited.wait()
+        return self.exit_code
+
+    def slow_down(self, seconds: float) -> None:
+        self._to_client.extra_s = self.to_engine.extra_s = seconds
+
+    def client_closed(self) -> None:
+        self.to_engine.close(self._connection.end)
+        link, self._link = self._link, None
+        if link is not None:
+            asyncio.get_running_loop().call_soon(link.connection_lost, None)
+
+    # ------------------------------------------------------------------------------- its life
+
+    async def _live(self) -> None:
+        code = KILLED
+        try:
+            code = await self._run()
+        except DisconnectedError:
+            code = 0
+        except asyncio.CancelledError:
+            pass
+        except DeathError:
+            pass
+        finally:
+            self.exit_code = code
+            self._exited.set()
+            self._to_client.close(self._end_of_stream)
+            self._host.died(self)
+
+    async def _run(self) -> int:
+        host = self._host
+        await asyncio.sleep(host.setting.start_s)
+        self._connection.send(encode(Starting("read", 0.0)))
+        if self._fails:
+            raise DeathError
+        self.engine = self._build()
+        self._connection.send(encode(Hello(self.engine.info)))
+        self._loop = EngineLoop(self.engine, self._connection, self._clock)  # type: ignore[arg-type]
+        try:
+            while await self._turn(self._loop, self.engine):
+                pass
+        except (DisconnectedError, AssertionError):
+            raise
+        except Exception as error:
+            if "armed" not in repr(error) and "steps in a row failed" not in repr(error):
+                host.broken.append(f"the engine ended by {error!r}")
+            return 1
+        return 0
+
+    def _build(self) -> Engine:
+        setting, rnd = self._host.setting, self._host.rnd
+        limits = Limits(
+            max_num_seqs=setting.max_num_seqs,
+            max_num_batched_tokens=setting.max_num_batched_tokens,
+            max_model_len=setting.max_model_len,
+            max_queued_requests=setting.max_queued_requests,
+        )
+        cache = KvCache(PagePool(setting.num_pages), PAGE_SIZE, caching=setting.caching)
+        self.runner = SpoiledRunner(setting.num_pages, self._host.rule, self._clock, setting, self._host.calls)
+        scheduler = Scheduler(limits, make_policy(setting.policy), cache)
+        return Engine(scheduler, self.runner, engine_info(setting, self.pid), self._clock, random.Random(rnd.random()))
+
+    async def _turn(self, loop: EngineLoop, engine: Engine) -> bool:
+        clock, connection = self._clock, self._connection
+        if clock.ahead_s:
+            await asyncio.sleep(clock.ahead_s)
+            clock.ahead_s = 0.0
+        elif not engine.has_work and not connection.has_news:
+            wait_s = loop._wait_s()
+            if wait_s is None or wait_s > 0:
+                await self._wait_for_news(wait_s)
+        else:
+            await asyncio.sleep(0)
+        now_s = asyncio.get_running_loop().time()
+        if self.frozen_until_s > now_s:
+            await asyncio.sleep(self.frozen_until_s - now_s)
+        try:
+            goes_on = loop.turn()
+        finally:
+            self._check(engine)
+        return goes_on
+
+    async def _wait_for_news(self, wait_s: float | None) -> None:
+        try:
+            await asyncio.wait_for(self._connection.woken.wait(), wait_s)
+        except TimeoutError:
+            pass
+
+    def _check(self, engine: Engine) -> None:
+        scheduler = engine._scheduler
+        if scheduler._plan is not None:
+            return  # a fault ended the process in the middle of a step; nobody will ever see this state
+        engine.audit()
+        self._host.turns += 1
+        roster = scheduler._roster
+        limit = self._host.setting.max_queued_requests
+        assert roster.waiting.num_new <= limit, f"{roster.waiting.num_new} requests wait, the limit is {limit}"
+        if not engine.has_work:
+            assert scheduler.cache.pool.num_used == 0, "an engine without work holds pages"
+            assert self.runner is not None
+            assert not self.runner.rows, "an engine without work holds rows"
+        moved = bool(scheduler._last.rows) or not scheduler.num_waiting
+        self._idle_steps = 0 if moved else self._idle_steps + 1
+        assert self._idle_steps < MAX_IDLE_STEPS, "something waits and nothing moves"
+
+    def _deliver(self, data: bytes) -> None:
+        if self._link is not None:
+            try:
+                self._link.data_received(data)
+            except Exception:  # asyncio ends a connection whose protocol raises
+                self.client_closed()
+        else:
+            self._early.append(data)
+
+    def _end_of_stream(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.connection_lost(None)
+
+
+class Host:
+    """The machine that engine processes run on. Its `spawn` is handed to the real ProcessClient.
+
+    broken: what no process may do. no_starts: how many of the next starts die early. on_death: called at each.
+    """
+
+    def __init__(
+        self, clock: VirtualClock, rnd: random.Random, setting: Setting, rule: Rule, calls: dict[int, Call]
+    ) -> None:
+        self.clock = clock
+        self.rnd = rnd
+        self.setting = setting
+        self.rule = rule
+        self.calls = calls
+        self.broken: list[str] = []
+        self.no_starts = 0
+        self.turns = 0
+        self.deaths_s: list[float] = []
+        self.processes: list[WorldProcess] = []
+
+    def spawn(self, command: list[str], first_frame: bytes) -> WorldProcess:
+        alive = [process.pid for process in self.processes if process.exit_code is None]
+        assert not alive, f"a second engine is started while {alive} is alive"
+        fails = self.no_starts > 0
+        self.no_starts -= fails
+        process = WorldProcess(self, 100 + len(self.processes), fails)
+        self.processes.append(process)
+        return process
+
+    @property
+    def current(self) -> WorldProcess | None:
+        return self.processes[-1] if self.processes and self.processes[-1].exit_code is None else None
+
+    def died(self, process: WorldProcess) -> None:
+        self.deaths_s.append(self.clock.monotonic())
+
+
+def make_policy(name: str) -> Policy:
+    return FairPolicy() if name == "fair" else PriorityPolicy(class_lead=0) if name == "fcfs" else PriorityPolicy()
+
+
+def engine_info(setting: Setting, pid: int) -> EngineInfo:
+    return make_info(
+        vocab_size=NUM_TOKENS, max_model_len=setting.max_model_len, max_num_seqs=setting.max_num_seqs,
+        max_num_batched_tokens=setting.max_num_batched_tokens, max_queued_requests=setting.max_queued_requests, pid=pid,
+    )  # fmt: skip

@@ -1,0 +1,201 @@
+"""What happens in a world, as plain data: who calls when and how, and which blows fall. Made from a seed, or from JSON.
+
+A history decides everything that is not decided by the system under test, so that the same history plays the same
+way each time, and a smaller one can be tried. Times are seconds from the start, on a grid, so that things coincide.
+"""
+
+import random
+from typing import Any
+
+import msgspec
+
+GRID_S = 0.005
+NUM_TOKENS = 24
+END_TOKEN = NUM_TOKENS - 1
+FAULTS = (
+    "engine.add.before_queue", "engine.abort", "engine.step.before_decide", "engine.step.before_compute",
+    "runner.before_forward", "runner.before_sample", "engine.step.before_update", "engine.step.after_update",
+    "process.before_handle", "process.before_send", "client.before_send", "client.before_deliver",
+    "client.before_spawn",
+)  # fmt: skip
+DECADE_S = 10 * 365.25 * 86400
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="call"):
+    """One HTTP request and the behaviour of its sender.
+
+    seed names the call: no two calls of a history share it, except that a retry repeats all of a call.
+    tenant: number of the key; -1 is a key that is not ours. bad: a field that is set to a value nobody may ask for.
+    body_s: how long the body takes to come. read_s: how long each event takes to be read; stops_after: events after
+    which nothing is read any more. leaves_s, leaves_after: seconds after the start, or events, after which the sender
+    hangs up. spoil: "nan" (its logits are not finite), "raise" (a step with it fails) or "die" (it kills the engine),
+    once `spoil_after` tokens of a branch are there.
+    """
+
+    at_s: float
+    seed: int
+    prompt: list[int]
+    tenant: int = 0
+    stream: bool = True
+    n: int = 1
+    max_tokens: int = 8
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: list[str] = []
+    stop_ids: list[int] = []
+    priority: int = 0
+    salt: str | None = None
+    deadline_s: float | None = None
+    bad: str = ""
+    body_s: float = 0.0
+    read_s: float = 0.0
+    stops_after: int | None = None
+    leaves_s: float | None = None
+    leaves_after: int | None = None
+    spoil: str = ""
+    spoil_after: int = 0
+
+
+class Blow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="blow"):
+    """Something that happens to the system.
+
+    kind: kill, raise, die (at fault point `point`, at its pass number `nth` from now), freeze (the engine process
+    stands still for `seconds`), stall (all stands still), wall (the calendar jumps), slow_link, reset_cache, preempt
+    (`nth` of the running requests), no_start (the next `nth` engine starts die), full_disk (for `seconds`), scrape,
+    drain (SIGTERM to the server), sigterm (to the engine).
+    """
+
+    at_s: float
+    kind: str
+    seconds: float = 0.0
+    point: str = ""
+    nth: int = 1
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The numbers of a world."""
+
+    num_pages: int = 40
+    max_num_seqs: int = 4
+    max_num_batched_tokens: int = 16
+    max_model_len: int = 64
+    max_queued_requests: int = 8
+    caching: bool = True
+    policy: str = "priority"
+    step_s: float = 0.02
+    token_s: float = 0.0
+    latency_s: float = 0.001
+    chop: bool = False
+    start_s: float = 0.5
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole world before it plays. `seed` feeds the small accidents: where bytes are cut, how latencies vary."""
+
+    seed: int
+    setting: Setting
+    events: list[Call | Blow]
+
+    def to_json(self) -> str:
+        return msgspec.json.format(msgspec.json.encode(self), indent=1).decode()
+
+
+def from_json(text: str | bytes) -> History:
+    """Read a kept history."""
+    return msgspec.json.decode(text, type=History)
+
+
+def random_history(seed: int, *, most_calls: int = 10, blows: tuple[str, ...] | None = None) -> History:
+    """Make a history. blows: kinds that may fall; None for all, each with its own weight."""
+    rnd = random.Random(f"world {seed}")
+    setting = random_setting(rnd)
+    span_s = rnd.choice([0.2, 1.0, 3.0])
+    calls = [random_call(rnd, index, span_s, setting) for index in range(rnd.randint(2, most_calls))]
+    if rnd.random() < 0.3:  # the same question again, as clients do after an error
+        first = rnd.choice(calls)
+        calls.append(msgspec.structs.replace(first, at_s=first.at_s + on_grid(rnd.uniform(0.1, 4.0))))
+    kinds = [kind for kind in KINDS if blows is None or kind in blows]
+    falls: list[Call | Blow] = []
+    if kinds:
+        weights = [KINDS[kind] for kind in kinds]
+        for kind in rnd.choices(kinds, weights, k=rnd.choice([0, 1, 1, 2, 3])):
+            falls.append(random_blow(rnd, kind, span_s))
+    return History(seed=seed, setting=setting, events=sorted([*calls, *falls], key=lambda event: event.at_s))
+
+
+def random_setting(rnd: random.Random) -> Setting:
+    seqs = rnd.choice([1, 2, 4, 6])
+    return Setting(
+        num_pages=rnd.choice([8, 12, 20, 40]),
+        max_num_seqs=seqs,
+        max_num_batched_tokens=rnd.choice([seqs + 2, 12, 24]),
+        max_model_len=rnd.choice([28, 40]),
+        max_queued_requests=rnd.choice([2, 4, 32]),
+        caching=rnd.random() < 0.8,
+        policy=rnd.choice(["priority", "fair", "fcfs"]),
+        step_s=rnd.choice([0.005, 0.02, 0.1]),
+        latency_s=rnd.choice([0.0, 0.001, 0.01]),
+        chop=rnd.random() < 0.5,
+        start_s=rnd.choice([0.0, 0.3]),
+    )
+
+
+def random_call(rnd: random.Random, index: int, span_s: float, setting: Setting) -> Call:
+    length = rnd.randint(1, 16)
+    prompt = [(5 * i) % NUM_TOKENS for i in range(length)]
+    for _ in range(rnd.choice([0, 0, 1, 2])):
+        prompt[rnd.randrange(length)] = rnd.randrange(NUM_TOKENS)
+    leaves = rnd.random()
+    slow = rnd.random()
+    spoil = rnd.random()
+    return Call(
+        at_s=on_grid(rnd.uniform(0, span_s)),
+        seed=rnd.randrange(1 << 30) * 64 + index,
+        prompt=prompt,
+        tenant=rnd.choice([0, 0, 0, 1, 1, 2, -1]) if rnd.random() < 0.5 else 0,
+        stream=rnd.random() < 0.7,
+        n=rnd.choice([1, 1, 1, 2, 3]),
+        max_tokens=rnd.choice([1, 4, 8, 16, 23]),
+        min_tokens=rnd.choice([0, 0, 1]),
+        ignore_eos=rnd.random() < 0.3,
+        stop=rnd.choice([[], [], ["ab"], ["é"], ["c", "da"]]),
+        stop_ids=rnd.choice([[], [], [rnd.randrange(NUM_TOKENS)]]),
+        priority=rnd.choice([0, 0, 0, 1, -1]),
+        salt=rnd.choice([None, None, "other"]),
+        deadline_s=on_grid(rnd.choice([0.05, 0.3, 2.0, 20.0])) if rnd.random() < 0.25 else None,
+        bad=rnd.choice(["temperature", "model", "prompt", "n"]) if rnd.random() < 0.08 else "",
+        body_s=on_grid(rnd.uniform(0, 0.3)) if rnd.random() < 0.1 else 0.0,
+        read_s=0.05 if slow < 0.1 else 0.0,
+        stops_after=rnd.randrange(4) if slow > 0.96 else None,
+        leaves_s=on_grid(rnd.uniform(0, 0.6)) if leaves < 0.15 else None,
+        leaves_after=rnd.randint(1, 8) if leaves > 0.9 else None,
+        spoil="nan" if spoil < 0.06 else "raise" if spoil < 0.12 else "die" if spoil < 0.15 else "",
+        spoil_after=rnd.choice([0, 0, 1, 3]),
+    )
+
+
+KINDS: dict[str, float] = {
+    "kill": 3, "raise": 3, "die": 3, "freeze": 0.5, "stall": 1, "wall": 1, "slow_link": 1, "reset_cache": 2,
+    "preempt": 4, "no_start": 1, "full_disk": 1, "scrape": 2, "drain": 1.5, "sigterm": 0.5,
+}  # fmt: skip
+
+
+def random_blow(rnd: random.Random, kind: str, span_s: float) -> Blow:
+    seconds: dict[str, Any] = {
+        "freeze": lambda: rnd.choice([0.5, 15.0, 300.0]),
+        "stall": lambda: rnd.choice([5.0, 60.0, 3600.0]),
+        "wall": lambda: rnd.choice([-3600.0, 3600.0, 1.0, -DECADE_S, DECADE_S, -1.8e9]),
+        "slow_link": lambda: 0.2,
+        "full_disk": lambda: on_grid(rnd.uniform(0.1, 2.0)),
+    }
+    return Blow(
+        at_s=on_grid(rnd.uniform(0, span_s + 0.5)),
+        kind=kind,
+        seconds=seconds[kind]() if kind in seconds else 0.0,
+        point=rnd.choice(FAULTS) if kind in ("raise", "die") else "",
+        nth=rnd.choice([1, 1, 2, 3, 7]),
+    )
+
+
+def on_grid(seconds: float) -> float:
+    return round(round(seconds / GRID_S) * GRID_S, 6)

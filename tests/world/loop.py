@@ -1,0 +1,99 @@
+"""An asyncio event loop on virtual time: nothing waits, time jumps to the next timer, and one seed gives one history.
+
+Used by `world.play`. It has no sockets, no threads and no signals: what would need one raises. Executor jobs run at
+once, in order. What asyncio would only mention to a log (an exception that nobody saw, an async generator that was
+left to the garbage collector) is collected in `complaints`, since each of them is a leak.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+
+class WorldStandsStillError(Exception):
+    """Nothing is ready, nothing is scheduled, and the main task has not ended: everybody waits for somebody else."""
+
+
+class VirtualClock:
+    """Keeps `base.clock.Clock`. Only the loop moves `monotonic`; a test may move both (a stall) or `wall` alone."""
+
+    def __init__(self, start_s: float = 5_000.0, wall_s: float = 1.8e9) -> None:
+        self._now_s = start_s
+        self._wall_ahead_s = wall_s - start_s
+
+    def monotonic(self) -> float:
+        return self._now_s
+
+    def wall(self) -> float:
+        return self._now_s + self._wall_ahead_s
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass while nobody runs, as a suspended machine does."""
+        self._now_s += seconds
+
+    def jump_wall(self, seconds: float) -> None:
+        """Set the calendar."""
+        self._wall_ahead_s += seconds
+
+
+class _NoSelector:
+    """Takes the place of the selector: instead of waiting, time moves on."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+
+    def select(self, timeout_s: float | None) -> list[Any]:
+        if timeout_s is None:
+            raise WorldStandsStillError("nothing is ready and nothing is scheduled")
+        if timeout_s > 0:
+            self._clock.advance(timeout_s)
+        return []
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """The loop. `turns`: how often it went round; a bound on it ends worlds that spin without time passing."""
+
+    def __init__(self, clock: VirtualClock, most_turns: int = 200_000) -> None:
+        super().__init__()
+        self.complaints: list[str] = []
+        self._clock = clock
+        self._selector = _NoSelector(clock)
+        self._clock_resolution = 1e-7
+        self._turns_left = most_turns
+        self.set_exception_handler(lambda loop, context: self.complaints.append(_describe(context)))
+
+    def time(self) -> float:
+        return self._clock.monotonic()
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":  # type: ignore[override]
+        """Do the job now; its future is done when the caller first awaits it."""
+        done: asyncio.Future[Any] = self.create_future()
+        try:
+            done.set_result(func(*args))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        """There are none."""
+
+    def _write_to_self(self) -> None:
+        """There is no other thread that could have to be woken."""
+
+    def _run_once(self) -> None:
+        self._turns_left -= 1
+        if self._turns_left < 0:
+            raise WorldStandsStillError("the loop goes round and round and the history does not end")
+        super()._run_once()  # type: ignore[misc]
+
+    def _asyncgen_finalizer_hook(self, agen: Any) -> None:
+        self.complaints.append(f"an async generator was left to the garbage collector: {agen.__qualname__}")
+        super()._asyncgen_finalizer_hook(agen)  # type: ignore[misc]
+
+
+def _describe(context: dict[str, Any]) -> str:
+    error = context.get("exception")
+    return f"{context.get('message')}: {error!r}"
