@@ -140,6 +140,7 @@ def smollm2():
 
 
 @pytest.mark.real_model
+@pytest.mark.timeout(400)  # reading a GGUF file takes transformers ten seconds of one free core
 def test_smollm2_logits_and_greedy_tokens_equal_transformers(smollm2):
     """The embedded model, from its GGUF file: one text's logits, and two prompts × 6 tokens."""
     smollm2.assert_logits_agree(70, 2e-3)
