@@ -17,6 +17,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: table rows. max_num_batched_tokens: tokens of one step. max_model_len: prompt + output of a sequence.
     max_queued_requests, max_queued_tokens: bounds of what has not started yet (an empty queue takes any one request).
     max_chunk: most tokens of one prompt in one step; None for no other bound than the budget.
+    max_scored: most prompt positions whose log-probabilities are computed in one step (each needs a row of logits).
     short_share: part of the prompts' budget that is kept for others than the leading prompt.
     max_overtakes: how often a waiting sequence may be passed by one that stands behind it.
     """
@@ -27,6 +28,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_requests: int = 1024
     max_queued_tokens: int = 1 << 20
     max_chunk: int | None = None
+    max_scored: int | None = None
     short_share: float = 0.25
     max_overtakes: int = 16
 
@@ -42,6 +44,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.max_chunk is not None and self.max_chunk < 1:
             raise ConfigError(f"max_chunk is {self.max_chunk}; it must be at least 1")
+        if self.max_scored is not None and self.max_scored < 1:
+            raise ConfigError(f"max_scored is {self.max_scored}; it must be at least 1")
         if not 0 <= self.short_share < 1:
             raise ConfigError(f"short_share is {self.short_share}; it must lie in [0, 1)")
 

@@ -31,7 +31,8 @@ class Plan:
     """A step in the making. `sequences[i]` is the one that `rows[i]` belongs to."""
 
     __slots__ = (
-        "added", "budget", "coming", "copies", "entered", "full", "now_s", "num_decode", "rows", "sequences", "spare",
+        "added", "budget", "coming", "copies", "entered", "full", "now_s", "num_decode", "num_scored", "rows",
+        "sequences", "spare",
     )  # fmt: skip
 
     def __init__(self, now_s: float) -> None:
@@ -42,6 +43,7 @@ class Plan:
         self.added: list[tuple[int, list[int]]] = []
         self.copies: list[tuple[int, int]] = []
         self.num_decode = 0
+        self.num_scored = 0
         self.budget = 0
         self.spare = 0
         """Free pages that nobody who runs will need for the tokens it has now."""
@@ -247,6 +249,9 @@ class Planner:
         start, goal = sequence.computed, sequence.goal
         room = self.cache.room(sequence) - start
         count = min(tokens, goal - start, self._max_chunk, plan.budget, room)
+        first_scored = max(start, sequence.scored)
+        if sequence.wants_scores and self.limits.max_scored is not None:
+            count = min(count, first_scored - start + self.limits.max_scored - plan.num_scored)
         if count <= 0:
             return 0
         added = self.cache.grow(sequence, start + count)
@@ -256,7 +261,8 @@ class Planner:
         sample = end == goal and sequence.state.max_tokens > 0
         num_logits = int(sample)
         if sequence.wants_scores:
-            num_logits = max(num_logits, end - max(start, sequence.scored))
+            num_logits = max(num_logits, end - first_scored)
+            plan.num_scored += max(0, end - first_scored)
         plan.rows.append(ScheduledRow(sequence.row, start, count, num_logits, sample))
         plan.sequences.append(sequence)
         plan.budget -= count

@@ -39,6 +39,8 @@ log = logger("engine")
 
 DEFAULT_MAX_MODEL_LEN = 8192
 WARM_UP_TOKENS = 8
+MAX_SCORED = 64
+"""Prompt positions scored in one step: each holds a row of logits, which are megabytes with a large vocabulary."""
 
 Progress = Callable[[str, float], None]
 
@@ -84,7 +86,7 @@ def build_engine(
             program,
             StepLimits(
                 max_tokens=config.scheduler.max_num_batched_tokens,
-                max_rows=config.scheduler.max_num_batched_tokens,
+                max_rows=config.scheduler.max_num_seqs + MAX_SCORED,
                 page_size=config.cache.block_size,
                 kv_type=config.cache.kv_cache_dtype,
             ),
@@ -188,6 +190,7 @@ def make_scheduler(
         max_model_len=max_model_len,
         max_queued_requests=options.max_num_queued_reqs,
         max_queued_tokens=options.max_num_queued_tokens,
+        max_scored=MAX_SCORED,
     )
     pool = PagePool(num_pages)
     pages = KvCache(pool, cache.block_size, model_digest=digest, caching=cache.enable_prefix_caching)
