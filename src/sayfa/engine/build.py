@@ -31,6 +31,7 @@ from sayfa.models import content_digest, load_program
 from sayfa.models.config import read_config
 from sayfa.models.formats.source import TensorSource, open_weights
 from sayfa.nn.program.executor import Executor
+from sayfa.nn.program.program import Program
 from sayfa.runner.executors import Chosen, StepLimits, make_executor
 from sayfa.runner.model_runner import ModelRunner
 from sayfa.runner.request_table import RequestTable
@@ -82,19 +83,7 @@ def build_engine(
         program = load_program(config.model.model, model, source, num_positions=max_model_len)
         digest = model.digest or content_digest(source, model)
     with phases.phase("pack"):
-        chosen = make_executor(
-            program,
-            StepLimits(
-                max_tokens=config.scheduler.max_num_batched_tokens,
-                max_rows=config.scheduler.max_num_seqs + MAX_SCORED,
-                page_size=config.cache.block_size,
-                kv_type=config.cache.kv_cache_dtype,
-            ),
-            kind=config.parallel.executor,
-            threads=threads,
-            isa=None if config.parallel.isa == "auto" else config.parallel.isa,
-            dtype=config.model.dtype,
-        )
+        chosen = _choose_executor(config, program, threads)
     with phases.phase("pages"):
         memory, max_model_len = size_pages(config, chosen.executor, max_model_len)
         chosen.executor.allocate_pages(memory.num_pages)
@@ -125,6 +114,23 @@ def build_engine(
     scheduler = make_scheduler(config.scheduler, config.cache, memory.num_pages, max_model_len, digest)
     seeds = random.Random(config.model.seed)
     return Engine(scheduler, runner, info, clock, seeds)
+
+
+def _choose_executor(config: EngineConfig, program: Program, threads: int) -> Chosen:
+    """Hand the executor the numbers it uses."""
+    return make_executor(
+        program,
+        StepLimits(
+            max_tokens=config.scheduler.max_num_batched_tokens,
+            max_rows=config.scheduler.max_num_seqs + MAX_SCORED,
+            page_size=config.cache.block_size,
+            kv_type=config.cache.kv_cache_dtype,
+        ),
+        kind=config.parallel.executor,
+        threads=threads,
+        isa=None if config.parallel.isa == "auto" else config.parallel.isa,
+        dtype=config.model.dtype,
+    )
 
 
 def choose_max_model_len(options: ModelOptions, model: ModelConfig) -> int:
