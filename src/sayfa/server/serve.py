@@ -200,6 +200,7 @@ async def _load(
 
 
 def make_server(app: FastAPI, options: ServerOptions) -> "_Server":
+    """The HTTP server around an application, with our bounds on connections and without its own signals."""
     config = uvicorn.Config(
         app, http=with_limit(options.max_connections), ws="none", lifespan="on", log_config=None, access_log=False,
         server_header=False, proxy_headers=False, root_path=options.root_path, timeout_keep_alive=KEEP_ALIVE_S,
