@@ -69,6 +69,7 @@ void bind_memory(nb::module_& m) {
       .def(nb::init<size_t>())
       .def_prop_ro("address", [](const Block& b) { return reinterpret_cast<Address>(b.data()); })
       .def_prop_ro("bytes", &Block::bytes)
+      .def("fill", [](Block& b, int byte) { std::memset(b.data(), byte, b.bytes()); })
       // A numpy view of float32 rows; it keeps the block alive.
       .def("rows", [](nb::object self, size_t offset, size_t num_rows, size_t width, size_t stride) {
         const Block& block = nb::cast<const Block&>(self);
@@ -299,6 +300,28 @@ void sample(Pool& pool, const std::string& isa, Address logits, int64_t stride, 
   pool.run(&job, 1, Batch{}, nullptr);
 }
 
+// Seconds that all workers take to read a block once, in order: what weights at one row can reach at best.
+double read_seconds(Pool& pool, const Block& block) {
+  struct Read {
+    const uint64_t* data;
+    int64_t words;
+    std::atomic<uint64_t> sum{0};
+    static void call(const void* self, const Batch&, const Worker&, Counter& counter) {
+      auto& read = *static_cast<Read*>(const_cast<void*>(self));
+      constexpr int64_t kChunk = 1 << 16;
+      uint64_t sum = 0;
+      for (int64_t at; (at = counter.fetch_add(kChunk)) < read.words;)
+        for (int64_t i = at; i < std::min(at + kChunk, read.words); ++i) sum += read.data[i];
+      read.sum += sum;
+    }
+  } read{reinterpret_cast<const uint64_t*>(block.data()), static_cast<int64_t>(block.bytes() / 8)};
+  const Job job{&Read::call, &read, false};
+  int64_t stamps[2];
+  nb::gil_scoped_release released;
+  pool.run(&job, 1, Batch{}, stamps);
+  return static_cast<double>(stamps[1] - stamps[0]) * 1e-9;
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -309,4 +332,5 @@ NB_MODULE(_native, m) {
   bind_weight(m);
   bind_program(m);
   m.def("sample", &sample);
+  m.def("read_seconds", &read_seconds);
 }
