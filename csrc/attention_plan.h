@@ -70,7 +70,7 @@ class Plan {
 
   // Items must be asked for in ascending order.
   Piece piece(int64_t item) {
-    while (item >= sorted_[cursor_].first_item + static_cast<int64_t>(shape_.units) * sorted_[cursor_].pieces) ++cursor_;
+    while (item >= sorted_[cursor_].first_item + num_items_of(sorted_[cursor_])) ++cursor_;
     const QueryTile& tile = sorted_[cursor_];
     const int32_t within = static_cast<int32_t>(item - tile.first_item);
     Piece piece;
@@ -87,6 +87,8 @@ class Plan {
   }
 
  private:
+  int64_t num_items_of(const QueryTile& tile) const { return static_cast<int64_t>(shape_.units) * tile.pieces; }
+
   void list(const AttentionArgs& args, const Batch& batch) {
     for (int32_t s = 0; s < batch.S; ++s) {
       const int32_t end = batch.query_start[s + 1];
@@ -107,7 +109,9 @@ class Plan {
     int64_t most = 1;
     for (int32_t i = 0; i < num_tiles_; ++i) most = tiles_[i].cost() > most ? tiles_[i].cost() : most;
     int32_t start[kClasses + 1] = {};
-    auto class_of = [&](const QueryTile& tile) { return kClasses - 1 - static_cast<int>(tile.cost() * (kClasses - 1) / most); };
+    auto class_of = [&](const QueryTile& tile) {
+      return kClasses - 1 - static_cast<int>(tile.cost() * (kClasses - 1) / most);
+    };
     for (int32_t i = 0; i < num_tiles_; ++i) ++start[class_of(tiles_[i]) + 1];
     for (int c = 0; c < kClasses; ++c) start[c + 1] += start[c];
     for (int32_t i = 0; i < num_tiles_; ++i) sorted_[start[class_of(tiles_[i])]++] = tiles_[i];
@@ -124,7 +128,7 @@ class Plan {
       QueryTile& tile = sorted_[i];
       const int32_t blocks = tile.num_blocks();
       tile.blocks_in_piece = blocks;
-      const int64_t floats = static_cast<int64_t>(blocks) * shape_.units * tile.tokens * shape_.heads_in_part * shape_.partial_stride;
+      const int64_t floats = shape_.partial_stride * shape_.heads_in_part * shape_.units * tile.tokens * blocks;
       if (tile.cost() > fair && blocks > 1 && used + floats <= room && counters + shape_.units <= kCounters) {
         const int64_t most = blocks * fair / tile.cost();
         tile.blocks_in_piece = static_cast<int32_t>(most < 1 ? 1 : most);
@@ -137,7 +141,7 @@ class Plan {
         }
       }
       tile.first_item = num_items_;
-      num_items_ += static_cast<int64_t>(shape_.units) * tile.pieces;
+      num_items_ += num_items_of(tile);
     }
   }
 

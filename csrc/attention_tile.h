@@ -1,5 +1,5 @@
-// The arithmetic of attention: products of a few query rows with a run of pages, softmax over one block of keys, and the
-// fold of blocks. Knows no batch, no work list and no threads.
+// The arithmetic of attention: products of a few query rows with a run of pages, softmax over one block of keys, and
+// the fold of blocks. Knows no batch, no work list and no threads.
 //
 // The law (a row's bits depend on that row alone) holds because the arithmetic is the same for one row and for a tile:
 // - keys are cut into blocks of kBlock at absolute positions; a block has its own largest score m, sum l and weighted
@@ -68,7 +68,9 @@ struct Bf16Pairs {
     return (Right)_mm512_and_si512(_mm512_loadu_si512(b), _mm512_set1_epi32(0xffff));
   }
   static Vf dot(Vf sum, Left a, Right b) { return _mm512_dpbf16_ps(sum, a, b); }
-  static void store(A* out, Vf x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), (__m256i)_mm512_cvtneps_pbh(x)); }
+  static void store(A* out, Vf x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), (__m256i)_mm512_cvtneps_pbh(x));
+  }
 };
 #else
 // Without the instruction: bf16 widened in registers, queries and weights stay float32.
@@ -196,39 +198,51 @@ void product_all(int rows, int first, int columns, const typename Pairs::A* a, c
 
 // ------------------------------------------------------------------------------------------------ softmax
 
-// One row's scores of a block (log2 units) → weights. Keys [lo, hi) count; vectors [first, last) were computed for the
-// tile and all get a weight. key_scale and value_scale (int8 pages) hold one float per key.
+// Score of a key outside the row's range: far below any other, and finite, so that subtracting the largest keeps it so.
+constexpr float kMasked = -1e30f;
+
+// One row's scores of a block (log2 units) → weights. Keys [lo, hi) count. Vectors [first, last), both multiples of
+// 4, all get a weight; of those outside [lo, hi) the scores may be anything. key_scale and value_scale (int8 pages)
+// hold one float per key.
 template <class Pairs, bool Scaled>
 void softmax_row(float* score, typename Pairs::A* weight, int first, int last, int lo, int hi, const float* key_scale,
                  const float* value_scale, float* largest, float* sum) {
-  const float minus_infinity = -HUGE_VALF;
   if (lo >= hi) {
     for (int v = first; v < last; ++v) Pairs::store(weight + v * W, vzero());
-    *largest = minus_infinity;
+    *largest = -HUGE_VALF;
     *sum = 0;
     return;
   }
   const int full_from = (lo + W - 1) / W, full_to = hi / W;  // vectors [full_from, full_to) lie inside
-  Vf best[2] = {vset(minus_infinity), vset(minus_infinity)};
-  for (int v = first; v < last; ++v) {
-    Vf x = vload(score + v * W);
-    if (Scaled) x = x * vload(key_scale + v * W);
-    const bool edge = v < full_from || v >= full_to;
-    if (edge) x = vkeep(x, lane_index(v * W), lo, hi, minus_infinity);
-    if (Scaled || edge) vstore(score + v * W, x);
-    best[v & 1] = vmax(best[v & 1], x);
-  }
-  const float top = hmax(vmax(best[0], best[1]));
-  Vf chain[4] = {};
-  for (int v = first; v < last; ++v) {
-    Vf x = vexp2<Pairs::kDegree>(vload(score + v * W) - vset(top));
-    chain[v & 3] = chain[v & 3] + x;
-    if (Scaled) {
-      x = x * vload(value_scale + v * W);
-      if (v < full_from || v >= full_to) x = vkeep(x, lane_index(v * W), lo, hi, 0.0f);
+  auto mask = [&](int from, int to) {
+    for (int v = from; v < to; ++v) {
+      Vf x = vload(score + v * W);
+      if (Scaled) x = x * vload(key_scale + v * W);
+      vstore(score + v * W, vkeep(x, lane_index(v * W), lo, hi, kMasked));
     }
-    Pairs::store(weight + v * W, x);
-  }
+  };
+  mask(first, full_from);
+  mask(full_to > full_from ? full_to : full_from, last);
+  if (Scaled)
+    for (int v = full_from; v < full_to; ++v) vstore(score + v * W, vload(score + v * W) * vload(key_scale + v * W));
+  Vf best[4] = {vset(kMasked), vset(kMasked), vset(kMasked), vset(kMasked)};
+  for (int v = first; v < last; v += 4)
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) best[i] = vmax(best[i], vload(score + (v + i) * W));
+  const float top = hmax(vmax(vmax(best[0], best[1]), vmax(best[2], best[3])));
+  Vf chain[4] = {};
+  for (int v = first; v < last; v += 4)
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const int key = (v + i) * W;
+      Vf x = vexp2<Pairs::kDegree, true>(vload(score + key) - vset(top));
+      chain[i] = chain[i] + x;
+      if (Scaled) {
+        x = x * vload(value_scale + key);
+        if (v + i < full_from || v + i >= full_to) x = vkeep(x, lane_index(key), lo, hi, 0.0f);
+      }
+      Pairs::store(weight + key, x);
+    }
   *largest = top;
   *sum = hsum((chain[0] + chain[1]) + (chain[2] + chain[3]));
 }
@@ -247,28 +261,28 @@ inline void fold(RowState& total, float* total_acc, const RowState& block, const
   const Vf old = vexp2(vset(total.largest) - vset(largest)), now = vexp2(vset(block.largest) - vset(largest));
   total.sum = total.sum * old[0] + block.sum * now[0];
   total.largest = largest;
-  for (int64_t d = 0; d < dim; d += W) vstore(total_acc + d, vfma(vload(total_acc + d), old, vload(block_acc + d) * now));
+  for (int64_t d = 0; d < dim; d += W)
+    vstore(total_acc + d, vfma(vload(total_acc + d), old, vload(block_acc + d) * now));
 }
 
-// int8 → bf16, exactly; fetches `ahead` meanwhile.
+// int8 → bf16, exactly; fetches `ahead` meanwhile. count is a multiple of 128.
 inline void unpack(const int8_t* in, const uint8_t* ahead, int64_t count, uint16_t* out) {
   for (int64_t i = 0; i < count; i += 64) {
     __builtin_prefetch(ahead + i, 0, 2);
-#pragma GCC unroll 4
-    for (int64_t j = i; j < i + 64; j += W) {
-      typedef int8_t Bytes __attribute__((vector_size(W)));
-      typedef uint16_t Halves __attribute__((vector_size(2 * W)));
-      Bytes bytes;
-      std::memcpy(&bytes, in + j, sizeof bytes);
-      const Vf x = vfloat(__builtin_convertvector(bytes, Lanes));
 #if defined(__AVX512BF16__)
-      const Halves halves = (Halves)_mm512_cvtneps_pbh(x);
-#else
-      typedef uint32_t Words __attribute__((vector_size(4 * W)));
-      const Halves halves = __builtin_convertvector((Words)x >> 16, Halves);
-#endif
-      std::memcpy(out + j, &halves, sizeof halves);
+    for (int64_t j = i; j < i + 64; j += 32) {
+      const __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + j)));
+      const __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + j + 16)));
+      _mm512_storeu_si512(out + j, (__m512i)_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low)));
     }
+#else
+    for (int64_t j = i; j < i + 64; ++j) {
+      const float x = in[j];
+      uint32_t bits;
+      std::memcpy(&bits, &x, 4);
+      out[j] = static_cast<uint16_t>(bits >> 16);
+    }
+#endif
   }
 }
 

@@ -6,9 +6,9 @@
 //   bf16   K [D/2][tokens][2]   V [tokens/2][D][2]
 //   int8   K [D/2][tokens][2]   V [tokens/2][D][2]   K scales [tokens] f32   V scales [tokens] f32
 //
-// D is head_dim rounded up to a multiple of 16; the added dims are written as zeros. So both are matrices of pairs with a
-// row of `width` outputs (tokens for K, dims for V): what the dot-product instructions take, tokens or dims across lanes.
-// int8: symmetric, one scale per token and head, value = int8 * scale.
+// D is head_dim rounded up to a multiple of 16; the added dims are written as zeros. So both are matrices of pairs
+// with a row of `width` outputs (tokens for K, dims for V): what the dot-product instructions take, tokens or dims
+// across lanes. int8: symmetric, one scale per token and head, value = int8 * scale.
 #pragma once
 
 #include "sayfa.h"

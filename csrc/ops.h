@@ -1,5 +1,5 @@
-// Entry points of the op kernels, one set per instruction set. Included by the kernel sources and by the file that fills
-// `OpTable`; the names are those of the table's fields.
+// Entry points of the op kernels, one set per instruction set. Included by the kernel sources and by the file that
+// fills `OpTable`; the names are those of the table's fields.
 #pragma once
 
 #include "sayfa.h"

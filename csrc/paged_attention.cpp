@@ -156,7 +156,8 @@ class Attention {
     const int32_t pairs = static_cast<int32_t>(at_.dim / 2);
     for (int32_t i = 0; i < pages.count; ++i) {
       const int32_t start = (pages.first + i) * size;
-      const int32_t from = lo > start ? (lo - start) / W : 0, to = ((hi - start < size ? hi - start : size) + W - 1) / W;
+      const int32_t from = lo > start ? (lo - start) / W : 0;
+      const int32_t to = ((hi - start < size ? hi - start : size) + W - 1) / W;
       Run run = {pages.head[i], ahead(i, pages, next), 0, pairs};
       int64_t element = element_bytes(Type);
       if constexpr (kScaled) {
@@ -173,7 +174,7 @@ class Attention {
   }
 
   void weigh(const Piece& piece, int32_t block, int32_t lo, int32_t hi) {
-    const int32_t first = lo / W, last = (hi + W - 1) / W, start = block * kBlock;
+    const int32_t first = lo / W / 4 * 4, last = (hi + 4 * W - 1) / (4 * W) * 4, start = block * kBlock;
     for (int32_t t = 0; t < piece.tile->tokens; ++t) {
       const int32_t position = batch_.positions[piece.tile->token + t];
       int32_t row_hi = position + 1 - start, row_lo = args_.window > 0 ? position + 1 - args_.window - start : 0;
@@ -187,8 +188,8 @@ class Attention {
     }
   }
 
-  // Weighted values of a block. Pairs of tokens start at lo rounded down (a written token: it is before the tile's window)
-  // and stop at hi, which is never passed: what lies behind it may be unwritten.
+  // Weighted values of a block. Pairs of tokens start at lo rounded down (a written token: it is before the tile's
+  // window) and stop at hi, which is never passed: what lies behind it may be unwritten.
   void sum_values(int32_t rows, int32_t lo, int32_t hi, const BlockPages& pages, const BlockPages& next) {
     const int32_t size = args_.layer.page_size, pairs_in_page = size / 2, end = hi / 2;
     const int32_t begin = lo / 2;
@@ -216,7 +217,8 @@ class Attention {
   float* partial_row(const Piece& piece, int32_t block, int32_t row) const {
     const QueryTile& tile = *piece.tile;
     const int64_t rows = static_cast<int64_t>(tile.tokens) * shape_.heads_in_part;
-    const int64_t index = (static_cast<int64_t>(piece.unit) * tile.num_blocks() + block - tile.first_block()) * rows + row;
+    const int64_t blocks_before = static_cast<int64_t>(piece.unit) * tile.num_blocks() + block - tile.first_block();
+    const int64_t index = blocks_before * rows + row;
     return reinterpret_cast<float*>(args_.partials) + tile.partial + index * shape_.partial_stride;
   }
 

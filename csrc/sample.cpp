@@ -1,4 +1,5 @@
-// Logits → token and log-probabilities, one row at a time. The meaning is that of runner/draw.py, which is its reference:
+// Logits → token and log-probabilities, one row at a time. The meaning is that of runner/draw.py, which is its
+// reference:
 //
 //   1. NaN, +inf or nothing but -inf: token -1, and nothing else is written (a -inf alone is a masked id);
 //   2. temperature below 1e-5: the largest logit, lowest id among equals;
@@ -7,8 +8,8 @@
 //      walk the survivors in ascending id to the first whose cumulative weight exceeds uniform * their sum.
 //   Log-probabilities are those of the logits as handed in. Rank is 1 + how many logits are larger.
 //
-// One pass finds the largest logit and the largest of each 64 strided ones ("peaks"); the k-th best peak is a border that
-// leaves few candidates. Sums: float32 chains within a chunk, chunks and survivors in float64, in one fixed order.
+// One pass finds the largest logit and the largest of each 64 strided ones ("peaks"); the k-th best peak is a border
+// that leaves few candidates. Sums: float32 chains within a chunk, chunks in float64, in one fixed order.
 #include <cfloat>
 #include <cmath>
 
@@ -21,28 +22,29 @@ namespace {
 
 constexpr float kGreedyBelow = 1e-5f;
 constexpr float kLogprobFloor = -9999.0f;
-constexpr int64_t kVectors = 64;           // of a chunk
-constexpr int64_t kChunk = kVectors * W;   // logits
-constexpr int64_t kMinPeaksPerEntry = 3;   // fewer peaks for each wanted entry: the border is not worth it
+constexpr int64_t kVectors = 64;          // of a chunk
+constexpr int64_t kChunk = kVectors * W;  // logits
+constexpr int64_t kMinPeaksPerEntry = 3;  // fewer peaks for each wanted entry: the border is not worth it
 
 inline int64_t num_chunks(int64_t vocab) { return (vocab + kChunk - 1) / kChunk; }
 
 class RowSampler {
  public:
   static size_t scratch_bytes(int64_t vocab) {
-    const int64_t padded = num_chunks(vocab) * kChunk;
-    return static_cast<size_t>(2 * padded * static_cast<int64_t>(sizeof(Entry)) + 2 * (padded / kVectors) * 12 +
-                               num_chunks(vocab) * 8 + 64 * 8 + kChunk * 4);
+    const int64_t chunks = num_chunks(vocab), room = chunks * kChunk + W;
+    return static_cast<size_t>(kChunk * 4 + chunks * W * 4 + chunks * 8 + 5 * room * 4 + 8 * 64);
   }
 
   RowSampler(int64_t vocab, uint8_t* memory) : vocab_(vocab), chunks_(num_chunks(vocab)) {
-    const int64_t padded = chunks_ * kChunk;
+    const int64_t room = chunks_ * kChunk + W;
     tail_ = carve<float>(memory, kChunk);
-    peaks_ = carve<float>(memory, padded / kVectors);
+    peaks_ = carve<float>(memory, chunks_ * W);
     sums_ = carve<double>(memory, chunks_);
-    peak_entries_ = carve<Entry>(memory, padded / kVectors);
-    entries_ = carve<Entry>(memory, padded);
-    copy_ = carve<Entry>(memory, padded);
+    list_.value = carve<float>(memory, room);
+    list_.weight = carve<float>(memory, room);
+    list_.id = carve<int32_t>(memory, room);
+    space_.value = carve<float>(memory, room);
+    space_.weight = carve<float>(memory, room);
   }
 
   void run(const SampleArgs& args, int32_t r) {
@@ -52,7 +54,8 @@ class RowSampler {
     if (!scan()) return;
     const int32_t top_k = args.top_k[r];
     const bool greedy = args.temperature[r] < kGreedyBelow || top_k == 1;
-    const int32_t token = greedy ? best_ : draw(args.temperature[r], top_k, args.top_p[r], args.min_p[r], args.uniform[r]);
+    scale_ = kLog2E / args.temperature[r];
+    const int32_t token = greedy ? best_ : draw(top_k, args.top_p[r], args.min_p[r], args.uniform[r]);
     args.token[r] = token;
     if (args.num_top[r] >= 0) score(args, r, token);
   }
@@ -102,46 +105,61 @@ class RowSampler {
     return true;
   }
 
-  // Entries with logits >= border, in ascending id, into `out`; weights are left unset.
-  int64_t collect(float border, Entry* out) const {
-    int64_t count = 0;
+  // ---------------------------------------------------------------------------------------------- candidates
+
+  // Lists the ids with logits >= border. Weights are not set.
+  void collect(float border) {
+    list_.count = 0;
     const Vf least = vset(border);
+    const Lanes first = lane_index(0);
     for (int64_t c = 0; c < chunks_; ++c) {
-      if (!any_peak(c, least)) continue;
+      if (mask_at_least(vload(peaks_ + c * W), least) == 0) continue;
       const float* x = chunk(c);
-      for (int64_t v = 0; v < kVectors; ++v)
-        for (uint32_t mask = mask_at_least(vload(x + v * W), least); mask; mask &= mask - 1) {
-          const int64_t i = v * W + __builtin_ctz(mask);
-          out[count++] = {x[i], 0, static_cast<int32_t>(c * kChunk + i)};
-        }
+      for (int64_t v = 0; v < kVectors; ++v) {
+        const Vf value = vload(x + v * W);
+        const uint32_t mask = mask_at_least(value, least);
+        if (mask == 0) continue;
+        compress(mask, first + static_cast<int32_t>(c * kChunk + v * W), list_.id + list_.count);
+        list_.count += compress(mask, value, list_.value + list_.count);
+      }
     }
-    return count;
+    list_.fill_up();
   }
 
-  bool any_peak(int64_t c, Vf least) const { return mask_at_least(vload(peaks_ + c * W), least) != 0; }
-
-  // A border that at least k logits reach, and not many more.
-  float border_of(int64_t k) {
+  // Lists the k best ids.
+  void collect_best(int64_t k) {
     const int64_t peaks = chunks_ * W;
-    if (k * kMinPeaksPerEntry > peaks) return -FLT_MAX;
-    for (int64_t i = 0; i < peaks; ++i) peak_entries_[i] = {peaks_[i], 0, static_cast<int32_t>(i)};
-    const float border = select_best(peak_entries_, peaks, k).value;
-    return border < -FLT_MAX ? -FLT_MAX : border;
+    const double target = static_cast<double>(k);
+    collect(k * kMinPeaksPerEntry > peaks ? -FLT_MAX : border_of(peaks_, nullptr, peaks, target, space_));
+    if (list_.count <= k) return;
+    keep_best(list_, border_of(list_.value, nullptr, list_.count, target, space_), target, false);
   }
 
-  void weigh(Entry* entries, int64_t count) const {
-    for (int64_t i = 0; i < count; i += W) {
-      alignas(64) float x[W] = {};
-      const int64_t step = count - i < W ? count - i : W;
-      for (int64_t j = 0; j < step; ++j) x[j] = entries[i + j].value;
-      vstore(x, weight(vload(x)));
-      for (int64_t j = 0; j < step; ++j) entries[i + j].weight = x[j];
-    }
+  // Lists what weighs at least 2^reach, with weights.
+  void collect_reach(float reach) {
+    const float border = largest_ + reach / scale_;
+    collect(border < -FLT_MAX ? -FLT_MAX : border);
+    weigh();
   }
 
   Vf weight(Vf x) const { return vexp2((x - vset(largest_)) * vset(scale_)); }
 
-  // Sum of all weights; sums_ keeps those of the chunks.
+  void weigh() {
+    for (int64_t i = 0; i < list_.count; i += W) vstore(list_.weight + i, weight(vload(list_.value + i)));
+    list_.fill_up();
+  }
+
+  double list_weight() const { return sum_of<false>(list_.value, list_.weight, list_.count, -FLT_MAX); }
+
+  void keep_min_p(float min_p) {
+    if (min_p > 0) list_.filter([&](int64_t i) { return mask_at_least(vload(list_.weight + i), vset(min_p)); });
+  }
+
+  void keep_top_p(double target) {
+    keep_best(list_, border_of(list_.value, list_.weight, list_.count, target, space_), target, true);
+  }
+
+  // Sum of all weights of the row; sums_ keeps those of the chunks.
   double sum_weights() {
     double total = 0;
     for (int64_t c = 0; c < chunks_; ++c) {
@@ -155,74 +173,47 @@ class RowSampler {
     return total;
   }
 
-  int32_t draw(float temperature, int32_t top_k, float top_p, float min_p, double uniform) {
-    scale_ = kLog2E / temperature;
-    if (top_k > 0 && top_k < vocab_) return draw_best(top_k, top_p, min_p, uniform);
+  // ---------------------------------------------------------------------------------------------- the draw
+
+  int32_t draw(int32_t top_k, float top_p, float min_p, double uniform) {
+    if (top_k > 0 && top_k < vocab_) {
+      collect_best(top_k);
+      weigh();
+      const double target = list_weight() * static_cast<double>(top_p);
+      keep_min_p(min_p);
+      if (top_p < 1) keep_top_p(target);
+      return draw_listed(uniform);
+    }
     if (min_p <= 0 && top_p >= 1) return draw_all(uniform);
-    // Only ids with a weight of at least min_p can survive. Rounding: a little more is collected, then weighed.
+    // Only ids with a weight of at least min_p can survive. Rounding: a little more is listed, then weighed.
     const float reach = min_p > 0 ? std::log2(min_p) - 0.01f : -HUGE_VALF;
-    int64_t count = 0;
     if (top_p >= 1) {
-      count = collect_reach(reach);
-      return draw_entries(keep_min_p(count, min_p), uniform);
+      collect_reach(reach);
+      keep_min_p(min_p);
+      return draw_listed(uniform);
     }
     const double target = sum_weights() * static_cast<double>(top_p);
     constexpr float kReaches[] = {-10.0f, -20.0f, -HUGE_VALF};
     for (const float try_reach : kReaches) {
       const bool all = try_reach <= reach;
-      count = keep_min_p(collect_reach(all ? reach : try_reach), min_p);
-      double sum = 0;
-      for (int64_t i = 0; i < count && !all; ++i) sum += entries_[i].weight;
-      if (all || sum >= target * 1.000001) break;
+      collect_reach(all ? reach : try_reach);
+      if (all || list_weight() >= target * 1.000001) break;
     }
-    return draw_entries(keep_top_p(count, target), uniform);
+    keep_min_p(min_p);
+    keep_top_p(target);
+    return draw_listed(uniform);
   }
 
-  // Collects what weighs at least 2^reach.
-  int64_t collect_reach(float reach) {
-    const float border = largest_ + reach / scale_;
-    const int64_t count = collect(border < -FLT_MAX ? -FLT_MAX : border, entries_);
-    weigh(entries_, count);
-    return count;
-  }
-
-  int64_t keep_min_p(int64_t count, float min_p) {
-    if (min_p <= 0) return count;
-    int64_t kept = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      entries_[kept] = entries_[i];
-      kept += entries_[i].weight >= min_p;
-    }
-    return kept;
-  }
-
-  int64_t keep_top_p(int64_t count, double target) {
-    std::memcpy(copy_, entries_, static_cast<size_t>(count) * sizeof(Entry));
-    return keep_until(entries_, count, select_share(copy_, count, target));
-  }
-
-  int32_t draw_best(int32_t top_k, float top_p, float min_p, double uniform) {
-    int64_t count = collect(border_of(top_k), entries_);
-    if (count > top_k) {
-      std::memcpy(copy_, entries_, static_cast<size_t>(count) * sizeof(Entry));
-      count = keep_until(entries_, count, select_best(copy_, count, top_k));
-    }
-    weigh(entries_, count);
-    double total = 0;
-    for (int64_t i = 0; i < count; ++i) total += entries_[i].weight;
-    count = keep_min_p(count, min_p);
-    if (top_p < 1) count = keep_top_p(count, total * static_cast<double>(top_p));
-    return draw_entries(count, uniform);
-  }
-
-  int32_t draw_entries(int64_t count, double uniform) const {
-    double total = 0, sum = 0;
-    for (int64_t i = 0; i < count; ++i) total += entries_[i].weight;
+  // Walks the list to the first candidate whose cumulative weight exceeds its share; the last one with weight if
+  // rounding leaves none.
+  int32_t draw_listed(double uniform) const {
+    const double target = uniform * list_weight();
+    double sum = 0;
     int32_t last = best_;
-    for (int64_t i = 0; i < count; ++i) {
-      sum += entries_[i].weight;
-      if (entries_[i].weight > 0) last = entries_[i].id;
-      if (sum > uniform * total) break;
+    for (int64_t i = 0; i < list_.count; ++i) {
+      sum += list_.weight[i];
+      if (list_.weight[i] > 0) last = list_.id[i];
+      if (sum > target) break;
     }
     return last;
   }
@@ -255,7 +246,9 @@ class RowSampler {
     return last;
   }
 
-  // Log-probabilities of the chosen id and of the best ones.
+  // ---------------------------------------------------------------------------------------------- log-probabilities
+
+  // Log-probabilities of the chosen id and of the best ones, and its rank.
   void score(const SampleArgs& args, int32_t r, int32_t token) {
     scale_ = kLog2E;
     const double normaliser = std::log(sum_weights()) + static_cast<double>(largest_);
@@ -270,15 +263,22 @@ class RowSampler {
     args.rank[r] = larger + 1;
     const int64_t wanted = args.num_top[r] < vocab_ ? args.num_top[r] : vocab_;
     if (wanted == 0) return;
-    // -inf logits may be among the wanted, so all of them if the border says so.
-    const float border = border_of(wanted);
-    const int64_t count = collect(border <= -FLT_MAX ? -HUGE_VALF : border, entries_);
-    int64_t real = 0;
-    for (int64_t i = 0; i < count; ++i) real += entries_[i].id < vocab_;
-    sort_best(entries_, real, wanted < real ? wanted : real);
+    collect_best(wanted);
+    if (list_.count < wanted) add_masked(wanted);
+    sort_all(list_);
+    const int64_t start = r * static_cast<int64_t>(args.top_stride);
     for (int64_t i = 0; i < wanted; ++i) {
-      args.top_ids[r * static_cast<int64_t>(args.top_stride) + i] = entries_[i].id;
-      args.top_logprobs[r * static_cast<int64_t>(args.top_stride) + i] = logprob(entries_[i].value, normaliser);
+      args.top_ids[start + i] = list_.id[i];
+      args.top_logprobs[start + i] = logprob(list_.value[i], normaliser);
+    }
+  }
+
+  // Fewer ids than wanted have a finite logit: the masked ones with the lowest ids follow.
+  void add_masked(int64_t wanted) {
+    for (int64_t id = 0; id < vocab_ && list_.count < wanted; ++id) {
+      if (row_[id] > -HUGE_VALF) continue;
+      list_.value[list_.count] = -HUGE_VALF;
+      list_.id[list_.count++] = static_cast<int32_t>(id);
     }
   }
 
@@ -295,9 +295,8 @@ class RowSampler {
   float* tail_;
   float* peaks_;
   double* sums_;
-  Entry* peak_entries_;
-  Entry* entries_;
-  Entry* copy_;
+  Candidates list_{};
+  Shrinking space_{};
 };
 
 }  // namespace

@@ -1,15 +1,17 @@
 // Vectors of float32, one width per instruction set: 16 lanes (AVX-512), 8 (AVX2), 4 (SSE2, NEON and plain C), and the
 // functions on them. Included by kernel sources only; everything here is in the anonymous namespace.
 //
-// Lane-wise functions give a lane the same bits whatever its place, and sums have one fixed order; that is what the law in
-// sayfa.h rests on. NaN rule: vmax(a, b) and vmin(a, b) return b when either is NaN, as the x86 instructions do.
+// Lane-wise functions give a lane the same bits whatever its place, and sums have one fixed order; that is what the
+// law in sayfa.h rests on. NaN rule: vmax(a, b) and vmin(a, b) return b when either is NaN, as the x86 instructions
+// do.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
 #if defined(__x86_64__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // false alarms inside g++ 12's own AVX-512 header (its bug 105593)
+// False alarms inside g++ 12's own AVX-512 header (its bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -191,10 +193,15 @@ inline Vf vscale2(Vf p, Vf n) {
 }
 
 // 2^x; relative error 9e-8 (the polynomial; degree 4: 2.8e-6). Exact 1 at 0, exact 0 below -160, NaN for NaN.
-// Coefficients: minimax of the relative error on [-1/2, 1/2] with the constant term held at 1.
-template <int Degree = 5>
+// `Finite`: the caller promises that x is not infinite, which saves the bounds where the scaling instruction has its
+// own. Coefficients: minimax of the relative error on [-1/2, 1/2] with the constant term held at 1.
+template <int Degree = 5, bool Finite = false>
 inline Vf vexp2(Vf x) {
+#if defined(__AVX512F__)
+  if (!Finite) x = vmin(vset(129.0f), vmax(vset(-200.0f), x));
+#else
   x = vmin(vset(129.0f), vmax(vset(-200.0f), x));
+#endif
   const Vf n = vround(x), r = x - n;
   Vf p;
   if (Degree == 4) {

@@ -6,8 +6,8 @@ namespace sayfa {
 namespace SAYFA_ISA {
 namespace {
 
-// Calls row(r) for chunks of rows until the counter is past the end. A chunk is about `floats_per_row`-independent work:
-// large enough that taking it costs nothing, small enough that every worker gets some.
+// Calls row(r) for chunks of rows until the counter is past the end. A chunk is about `floats_per_row`-independent
+// work: large enough that taking it costs nothing, small enough that every worker gets some.
 template <class Row>
 void for_rows(int64_t rows, int64_t floats_per_row, Counter& counter, const Worker& worker, Row row) {
   constexpr int64_t kFloatsPerChunk = 4096;

@@ -1,5 +1,5 @@
-// Row functions of the small ops, for whoever fuses them with a neighbour. Each takes whole rows of float32 and gives a row
-// bits that depend on that row alone.
+// Row functions of the small ops, for whoever fuses them with a neighbour. Each takes whole rows of float32 and gives
+// a row bits that depend on that row alone.
 #pragma once
 
 #include <cmath>
