@@ -114,7 +114,10 @@ async def test_a_known_answer(client: AsyncOpenAI) -> None:
     """The model says what it is known to say."""
     assert "Paris" in await greedy(client, "The capital of France is")
     answer = await client.chat.completions.create(
-        model=MODEL, messages=ask("What is the capital of France?"), temperature=0, max_tokens=30
+        model=MODEL,
+        messages=[{"role": "system", "content": "Be short."}, *ask("Capital of France?")],
+        temperature=0,
+        max_tokens=30,
     )
     assert "Paris" in (answer.choices[0].message.content or "")
 

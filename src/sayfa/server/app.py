@@ -80,7 +80,7 @@ def create_app(
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         client.on_outputs(context.admissions.on_outputs)
         client.on_outputs(context.metrics.on_outputs)
-        beside = [asyncio.create_task(sweep(context.streams, options.sse_keep_alive_interval, context.clock))]
+        beside = [asyncio.create_task(sweep(context.streams, options.sse_keep_alive_interval, context.awake))]
         beside.append(asyncio.create_task(log_stats(context)))
         try:
             yield

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from sayfa.base.errors import InvalidRequest, TooLarge
 from sayfa.server import strict_json
 from sayfa.server.errors import StatusError
+from sayfa.server.patience import patience
 
 BODY_TIME_LIMIT_S = 30.0
 INLINE_PARSE_BYTES = 64 << 10
@@ -87,7 +88,7 @@ async def read_bytes(request: Request, max_bytes: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     try:
-        async with asyncio.timeout(BODY_TIME_LIMIT_S):
+        async with patience(BODY_TIME_LIMIT_S, request.app.state.context.awake):
             async for chunk in request.stream():
                 size += len(chunk)
                 if size > max_bytes:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from sayfa.base.clock import Clock, SystemClock
+from sayfa.base.clock import AwakeClock, Clock, SystemClock
 from sayfa.base.config import ServerOptions
 from sayfa.base.errors import EngineDead, InvalidRequest, NotFound, Overloaded
 from sayfa.base.messages import EngineInfo
@@ -52,7 +52,7 @@ class ServerContext:
     """Shared state of the server.
 
     names: what clients may call the model; the first is shown. text: None while the tokenizer is loading. rng: where
-    ids come from; nobody may guess those of others.
+    ids come from; nobody may guess those of others. awake: for limits on the silence of clients; `sse.sweep` ticks it.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class ServerContext:
         rng: random.Random | None = None,
     ) -> None:
         self.clock = clock or SystemClock()
+        self.awake = AwakeClock(self.clock)
         self._rng = rng or random.SystemRandom()
         self.client = client
         self.text = text

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from sayfa.base.clock import Clock
+from sayfa.base.clock import AwakeClock
 from sayfa.server.errors import Answer, body_bytes, headers_of
 
 DONE = b"data: [DONE]\n\n"
@@ -46,7 +46,7 @@ class EventStream(Response):
         events: AsyncGenerator[bytes, None],
         explain: Callable[[Exception], Answer],
         streams: "set[EventStream]",
-        clock: Clock,
+        clock: AwakeClock,
     ) -> None:
         super().__init__()
         self._clock = clock
@@ -140,13 +140,14 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def sweep(streams: set[EventStream], keep_alive_s: float, clock: Clock, tick_s: float = 1.0) -> None:
+async def sweep(streams: set[EventStream], keep_alive_s: float, clock: AwakeClock, tick_s: float = 1.0) -> None:
     """Watch all streams, for ever: end those that cannot be written to, keep quiet ones alive (0 = never).
 
-    One task for all streams, so that a token costs no timer.
+    One task for all streams, so that a token costs no timer. It is also what ticks `clock`.
     """
     while True:
         await asyncio.sleep(tick_s)
+        clock.tick()
         now_s = clock.monotonic()
         for stream in list(streams):
             if stream.sending_since_s is not None and now_s - stream.sending_since_s > SLOW_SEND_LIMIT_S:

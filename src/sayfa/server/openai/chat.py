@@ -61,7 +61,7 @@ async def _answer(request: Request, body: ChatRequest, record: Record) -> Respon
             usage_mode=usage_mode(body),
         )  # fmt: skip
         events = _events(context, run, body, envelope)
-        return EventStream(events, lambda e: to_answer(e, plan.id), context.streams, context.clock)
+        return EventStream(events, lambda e: to_answer(e, plan.id), context.streams, context.awake)
     return await _whole(context, run, body, model, fingerprint)
 
 

@@ -8,7 +8,7 @@ knows no engine.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WrapValidator
 
 from sayfa.base.errors import InvalidRequest
 
@@ -30,6 +30,26 @@ def _id_keys(value: Any) -> Any:
     return read
 
 
+def _prompt(value: Any, _validate: Any) -> Any:
+    """Tell the four spellings apart by the first entry; trying each on a list of a million would cost seconds."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        first = value[0] if value else 0
+        if isinstance(first, list):
+            fits = all(type(part) is list and _all_are(part, int) for part in value)
+        else:
+            fits = _all_are(value, str if isinstance(first, str) else int)
+        if fits:
+            return value
+    raise ValueError("must be a text, a list of token ids, or a list of either")
+
+
+def _all_are(values: list[Any], kind: type) -> bool:
+    return set(map(type, values)) <= {kind}
+
+
+Prompt = Annotated[str | list[str] | list[int] | list[list[int]], WrapValidator(_prompt)]
 LogitBias = Annotated[dict[int, float] | None, BeforeValidator(_id_keys)]
 
 
@@ -133,7 +153,7 @@ class ChatRequest(Sampled):
 class CompletionRequest(Sampled):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Prompt
     suffix: str | None = None
     echo: bool | None = None
     best_of: int | None = None
