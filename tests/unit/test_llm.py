@@ -109,6 +109,15 @@ def test_what_cannot_be_served_is_said_and_harms_nothing(llm, call, sentence):
     assert llm.generate("fine", SamplingParams(max_tokens=2))[0].text is not None
 
 
+def test_ids_that_only_pad_the_embedding_are_empty_text(tmp_path):
+    padded = LLM(str(make_tiny("llama", tmp_path, seed=3, vocab_size=320)), **OPTIONS)
+    only = SamplingParams(temperature=1.0, max_tokens=5, allowed_token_ids=[300, 310, 319], logprobs=3)
+    answer = padded.generate("x", only)[0].outputs[0]
+    assert set(answer.token_ids) <= {300, 310, 319}
+    assert len(answer.token_ids) == 5
+    assert answer.text == ""
+
+
 def test_no_prompts_give_no_outputs(llm):
     assert llm.generate([]) == []
     assert llm.chat([]) == []

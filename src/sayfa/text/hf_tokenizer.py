@@ -16,6 +16,7 @@ from sayfa.text.facts import TokenizerFacts
 
 MAX_TOKENIZER_BYTES = 128 << 20
 MAX_TEMPLATE_BYTES = 1 << 20
+MAX_TOKENS = 4_000_000
 _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -33,7 +34,7 @@ def build_from_folder(folder: Path) -> tuple[Tokenizer, TokenizerFacts]:
     # What stands around a text is tokenizer.json's affair; `add_bos_token` beside it is a left-over of older formats.
     prefix, suffix = _around(backend)
     return backend, TokenizerFacts(
-        tokens=_tokens(backend),
+        tokens=_tokens(backend, _embedding_rows(folder)),
         prefix_ids=prefix,
         suffix_ids=suffix,
         bos_id=ids.get("bos_token"),
@@ -89,11 +90,26 @@ def _add_missing(backend: Tokenizer, config: dict[str, Any]) -> None:
             backend.add_tokens([AddedToken(text, special=bool(entry.get("special", False)), **flags)])
 
 
-def _tokens(backend: Tokenizer) -> tuple[str, ...]:
+def _embedding_rows(folder: Path) -> int:
+    """Read how many ids the model itself has; 0 if config.json does not tell or makes no sense."""
+    config = _optional(folder, "config.json")
+    rows = config.get("vocab_size", _inner(config).get("vocab_size"))
+    return rows if type(rows) is int and 0 < rows <= MAX_TOKENS else 0
+
+
+def _inner(config: dict[str, Any]) -> dict[str, Any]:
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) else {}
+
+
+def _tokens(backend: Tokenizer, num_rows: int) -> tuple[str, ...]:
+    """List the spelling of each id. Embeddings are often padded to a round number of rows: such ids can be drawn, and
+    are empty text.
+    """
     vocab = backend.get_vocab(with_added_tokens=True)
-    if not vocab or max(vocab.values()) > 4_000_000:
-        raise ModelError("tokenizer.json: its vocabulary is empty or holds ids above 4,000,000.")
-    tokens = [""] * (max(vocab.values()) + 1)
+    if not vocab or max(vocab.values()) > MAX_TOKENS:
+        raise ModelError(f"tokenizer.json: its vocabulary is empty or holds ids above {MAX_TOKENS:,}.")
+    tokens = [""] * max(max(vocab.values()) + 1, num_rows)
     for text, index in vocab.items():
         tokens[index] = text
     return tuple(tokens)

@@ -44,7 +44,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest token id. The model's embedding may have more rows; those are padding."""
+        """One more than the largest token id. Rows that only pad the model's embedding count; they are empty text."""
         return len(self._facts.tokens)
 
     @property
