@@ -122,6 +122,7 @@ class Pipe:
         self._take = take
         self._last_s = 0.0
         self._closed = False
+        self._on_the_way: deque[bytes] = deque()
 
     def write(self, data: bytes, delay_s: float = 0.0) -> None:
         if self._closed:
@@ -129,14 +130,19 @@ class Pipe:
         at_s = self._loop.time() + delay_s + self._setting.latency_s + self.extra_s
         for piece in self._pieces(data):
             at_s = self._last_s = max(at_s, self._last_s)
-            self._loop.call_at(at_s, self._take, piece)
+            self._on_the_way.append(piece)
+            self._loop.call_at(at_s, self._arrive)
             at_s += 0.001
 
     def close(self, then: Callable[[], None]) -> None:
         """End the stream behind what was written; `then` is called when the end arrives."""
         if not self._closed:
             self._closed = True
-            self._loop.call_at(max(self._loop.time() + self._setting.latency_s, self._last_s), then)
+            self._loop.call_at(max(self._loop.time() + self._setting.latency_s, self._last_s + 1e-6), then)
+
+    def _arrive(self) -> None:
+        # Timers of the same moment run in any order; bytes do not.
+        self._take(self._on_the_way.popleft())
 
     def _pieces(self, data: bytes) -> list[bytes]:
         if not self._setting.chop or len(data) < 2 or self._rnd.random() < 0.5:
@@ -255,6 +261,10 @@ class WorldProcess:
             self.kill()
             await self._exited.wait()
         return self.exit_code
+
+    def garble(self) -> None:
+        """Send a frame that is no message."""
+        self._to_client.write(frame(b"\xc1 is no msgpack"))
 
     def slow_down(self, seconds: float) -> None:
         self._to_client.extra_s = self.to_engine.extra_s = seconds

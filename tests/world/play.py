@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 import random
 from collections import Counter
 from types import SimpleNamespace
@@ -70,6 +71,7 @@ class World:
         self._stalls: list[tuple[float, float]] = []
         self._faults: list[str] = []
         self._drained_s: float | None = None
+        self._absences: list[list[float]] = [[self._begun_s, math.inf]]
         self._stack = contextlib.ExitStack()
         self._disk = FullDisk()
         self.answers: list[Answer] = []
@@ -85,6 +87,7 @@ class World:
         self._context = context = app.state.context
         self._ending = Ending(SimpleNamespace(should_exit=False), client, context)  # type: ignore[arg-type]
         client.on_state(self._ending.engine_changed)
+        client.on_state(self._note_state)
         with self._stack, self._disk:
             await client.start()
             async with app.router.lifespan_context(app):
@@ -97,6 +100,14 @@ class World:
             self._check_answer(answer)
         self._check_counts()
         return Outcome(self.answers, self._host.turns)
+
+    def _note_state(self, state: str) -> None:
+        """Note when there is no engine: a call that meets such a time may fail for it."""
+        now_s = self._loop.time()
+        if state == "ready":
+            self._absences[-1][1] = now_s
+        elif self._absences[-1][1] != math.inf:
+            self._absences.append([now_s, math.inf])
 
     async def _let_start(self) -> None:
         if not any(isinstance(event, Blow) and event.at_s <= 0 for event in self._history.events):
@@ -155,6 +166,9 @@ class World:
             case "stall":
                 self._stalls.append((now_s, blow.seconds))
                 self._clock.advance(blow.seconds)
+            case "garble" if process is not None:
+                self._faults.append("garble")
+                process.garble()
             case "wall":
                 self._clock.jump_wall(blow.seconds)
             case "slow_link" if process is not None:
@@ -174,7 +188,6 @@ class World:
                 self._drain()
             case "sigterm" if process is not None:
                 process.sigterm()
-                self._drained_s = self._drained_s if self._drained_s is not None else None
                 self._faults.append("sigterm")
 
     def _preempt(self, engine: Any, nth: int) -> None:
@@ -228,9 +241,8 @@ class World:
     def _has_cause(self, answer: Answer) -> bool:
         """Whether the history explains why this call was not served."""
         call, code = answer.call, answer.code or ""
-        deaths = any(answer.started_s - 20.0 <= at_s <= answer.ended_s for at_s in self._host.deaths_s)
+        absent = any(begun <= answer.ended_s and answer.started_s <= ended for begun, ended in self._absences)
         drained = self._drained_s is not None and answer.ended_s >= self._drained_s
-        early = self._client_was_not_ready(answer)
         took_s = answer.ended_s - answer.started_s
         match code:
             case "deadline_exceeded":
@@ -255,16 +267,15 @@ class World:
                 return bool(call.read_s) or call.stops_after is not None
             case "queue_full":
                 return True  # the bound is checked after each turn; see also the overload test
+            case "answer_lost":
+                return "garble" in self._faults
             case "engine_error":
                 return "engine.add.before_queue" in self._faults
             case "internal_error":
                 return "client.before_send" in self._faults
             case _ if code in DEATH_CODES:
-                return deaths or drained or early or "sigterm" in self._faults
+                return absent or drained or "sigterm" in self._faults
         return bool(call.bad) and answer.status == 400
-
-    def _client_was_not_ready(self, answer: Answer) -> bool:
-        return answer.status == 503 and answer.code in ("starting", "server_overloaded") and bool(self._host.deaths_s)
 
     def _died_twice(self, call: Call) -> bool:
         return len(self._host.deaths_s) >= 2

@@ -27,6 +27,33 @@ class SystemClock:
     wall = staticmethod(time.time)
 
 
+class AwakeClock:
+    """Seconds during which this process ran: what a stall took (suspend, SIGSTOP, a starved machine) is left out.
+
+    For limits on the silence of others: nobody is given up because we ourselves stood still. Its owner calls `tick`
+    every `tick_s` seconds; between two ticks no more than three times that is counted.
+    """
+
+    def __init__(self, clock: Clock, tick_s: float = 1.0) -> None:
+        self._clock = clock
+        self._most_s = 3 * tick_s
+        self._counted_s = 0.0
+        self._ticked_s = clock.monotonic()
+
+    def tick(self) -> None:
+        """Say that we run."""
+        self._counted_s = self.monotonic()
+        self._ticked_s = self._clock.monotonic()
+
+    def monotonic(self) -> float:
+        """Seconds from an arbitrary start, stalls left out."""
+        return self._counted_s + min(self._clock.monotonic() - self._ticked_s, self._most_s)
+
+    def wall(self) -> float:
+        """The calendar, as the machine's clock tells it."""
+        return self._clock.wall()
+
+
 class FakeClock:
     """A clock that stands still until it is told to move; used by tests and simulations."""
 

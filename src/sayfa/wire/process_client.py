@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from sayfa.base.clock import Clock
-from sayfa.base.errors import EngineDead, InvalidRequest, Overloaded
+from sayfa.base.clock import AwakeClock, Clock
+from sayfa.base.errors import EngineDead, EngineError, InvalidRequest, Overloaded
 from sayfa.base.faults import fault
 from sayfa.base.log import logger
 from sayfa.base.messages import (
@@ -74,10 +74,11 @@ class ProcessClient:
         self._command = command
         self._config = config
         self._clock = clock
+        self._awake = AwakeClock(clock, PING_INTERVAL_S)
         self._state: ClientState = "starting"
         self._info: EngineInfo | None = None
         self._latest: StepStats | None = None
-        self._progress_s = clock.monotonic()
+        self._progress_s = self._awake.monotonic()
         self._pong: Pong | None = None
         self._pings = 0
         self._process: Child | None = None
@@ -85,7 +86,7 @@ class ProcessClient:
         self._failure: Failed | None = None
         self._closing = False
         self._stall_told = False
-        self._streams = RequestStreams(clock, self._send_abort)
+        self._streams = RequestStreams(self._awake, self._send_abort)
         self._restarts = RestartPolicy(clock)
         self._quarantine = Quarantine(clock)
         self._outputs_callbacks: list[Callable[[Outputs], None]] = []
@@ -122,7 +123,7 @@ class ProcessClient:
         alive = self._link is not None and self._state in ("ready", "draining")
         busy = len(self._streams) > 0 or (self._pong is not None and self._pong.busy)
         expected_s = self._pong.expected_step_s if self._pong is not None else 0.0
-        return Health(alive, self._clock.monotonic() - self._progress_s, busy, expected_s)
+        return Health(alive, self._awake.monotonic() - self._progress_s, busy, expected_s)
 
     def on_outputs(self, callback: Callable[[Outputs], None]) -> None:
         self._outputs_callbacks.append(callback)
@@ -147,7 +148,7 @@ class ProcessClient:
         if self._process is None:
             self.spawn()
         await self._attach()
-        self._run(self._ping())
+        self._run(self._ping)
 
     async def wait_ready(self) -> EngineInfo:
         """Return when the engine serves. Raises EngineDead with the engine's own sentence if it never will."""
@@ -221,7 +222,7 @@ class ProcessClient:
     def _send_request(self, request: Request) -> None:
         fault("client.before_send")
         if not len(self._streams) > 1:
-            self._progress_s = self._clock.monotonic()  # an idle engine owes no progress until now
+            self._progress_s = self._awake.monotonic()  # an idle engine owes no progress until now
         self._send(Add(request))
 
     def _send_abort(self, request_id: str) -> None:
@@ -237,9 +238,16 @@ class ProcessClient:
         try:
             message = decode_from_engine(payload)
         except MalformedMessageError as error:
-            log.error("the engine sent a message that cannot be read: %s", error)
+            log.error("the engine sent a message that cannot be read, open requests are ended: %s", error)
+            self._end_all_unread()
             return
         self._handle(message)
+
+    def _end_all_unread(self) -> None:
+        """End all requests: each may lack what an unreadable message held, and would be wrong or wait for ever."""
+        for request in self._streams.requests():
+            self._streams.fail(request.id, EngineError("a part of the answer was lost", code="answer_lost"))
+            self._send_abort(request.id)
 
     def _handle(self, message: FromEngine) -> None:
         match message:
@@ -251,7 +259,7 @@ class ProcessClient:
                 self._handle_pong(message)
             case Hello(info=info):
                 self._info = info
-                self._progress_s = self._clock.monotonic()
+                self._progress_s = self._awake.monotonic()
                 self._set_state("ready")
             case Starting(phase=phase, done=done):
                 for progress in self._progress_callbacks:
@@ -261,7 +269,7 @@ class ProcessClient:
 
     def _handle_outputs(self, message: Outputs) -> None:
         fault("client.before_deliver")
-        self._progress_s = self._clock.monotonic()
+        self._progress_s = self._awake.monotonic()
         if message.stats is not None:
             self._latest = message.stats
         self._streams.deliver(message.outputs)
@@ -275,10 +283,12 @@ class ProcessClient:
         moved = self._pong is None or pong.steps != self._pong.steps or not pong.busy
         self._pong = pong
         if moved:
-            self._progress_s = self._clock.monotonic() - (pong.since_step_s if pong.busy else 0.0)
+            since_s = self._awake.monotonic() - (pong.since_step_s if pong.busy else 0.0)
+            self._progress_s = max(self._progress_s, since_s)  # a stall of both is no lack of progress
 
     async def _ping(self) -> None:
         while True:
+            self._awake.tick()
             if self._state in ("ready", "draining"):
                 self._pings += 1
                 self._send(Ping(self._pings))
@@ -313,17 +323,17 @@ class ProcessClient:
         self._pong = None
         if self._state == "draining":
             self._streams.fail_all(lambda: EngineDead("the server shut down before the answer was complete"))
-            self._run(self._bury())
+            self._run(self._bury)
             return
         self._quarantine.note_death(self._streams.requests())
         self._streams.fail_all(EngineDead)
         was_ready = self._state == "ready" or self._info is not None
         if self._failure is not None and not was_ready:
-            self._run(self._bury())
+            self._run(self._bury)
             self._set_state("failed")
             return
         self._set_state("dead")
-        self._run(self._restart())
+        self._run(self._restart)
 
     async def _bury(self) -> int | None:
         process = self._process
@@ -364,14 +374,14 @@ class ProcessClient:
                 callback(state)
         self._changed.set()
 
-    def _run(self, work: Coroutine[Any, Any, object]) -> None:
+    def _run(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
         task: asyncio.Task[None] = asyncio.ensure_future(self._logged(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _logged(self, work: Coroutine[Any, Any, object]) -> None:
+    async def _logged(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
         try:
-            await work
+            await work()
         except Exception as error:
             log.exception("supervising the engine failed")
             self._failure = Failed(f"the engine could not be started again: {error}", exit_code=1)
