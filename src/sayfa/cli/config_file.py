@@ -16,24 +16,43 @@ MAX_BYTES = 1 << 20
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's plain subset, without aliases and without keys that stand twice."""
+    """YAML's plain subset: no aliases, no tags, no dates, no keys that stand twice."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Refuse aliases before they can multiply."""
-        if self.check_event(yaml.events.AliasEvent):
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.constructor.ConstructorError(None, None, "aliases are not used here", mark)
+        """Refuse aliases before they can multiply, and tags: they build what no setting is."""
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.events.AliasEvent):
+            raise yaml.constructor.ConstructorError(None, None, "aliases are not used here", event.start_mark)
+        if event.tag is not None:
+            raise yaml.constructor.ConstructorError(None, None, "tags are not used here", event.start_mark)
         return super().compose_node(parent, index)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Turn what a number's constructor stumbles over (`0b_`) into an error with a line."""
+        try:
+            return super().construct_object(node, deep)  # type: ignore[no-untyped-call]
+        except (ValueError, OverflowError):
+            problem = f"{node.value!r:.60} looks like a number, but is none; put it in quotes"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Refuse a key that stands twice; plain YAML would take the last one in silence."""
         seen = set()
         for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key_node.start_mark)
             if key_node.value in seen:
                 problem = f"key {key_node.value!r} stands twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             seen.add(key_node.value)
         return super().construct_mapping(node, deep)
+
+
+# A date is no setting's value, and its constructor raises what is no YAML error; it stays text.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def read_config_file(path: Path) -> Mapping[str, Any]:

@@ -116,7 +116,8 @@ def test_help_loads_nothing_heavy():
     [
         ("port: 1\nport: 2\n", "line 2: key 'port' stands twice"), ("a: &x 1\nb: *x\n", "line 2: aliases"),
         ("- 1\n", "holds a list"), ("a: [1\n", "line"), ("a: !!python/object/apply:os.system ['true']\n", "line 1"),
-        ("\x00", "s.yaml"), ("{" * 5000, "s.yaml"), ("text", "holds a str"),
+        ("\x00", "s.yaml"), ("{" * 5000, "s.yaml"), ("text", "holds a str"), ("a: !!timestamp\n", "tags"),
+        ("? [a]\n: b\n", "line 1: a key must be a word"), ("x: 1\na: 0b_\n", "line 2: '0b_' looks like a number"),
     ],
 )  # fmt: skip
 def test_a_settings_file_is_read_strictly(tmp_path, text, words):
@@ -133,6 +134,12 @@ def test_a_settings_file_may_be_empty_or_hold_lists(tmp_path):
     assert read_config_file(file) == {}
     file.write_text("api-key: [a, b]\nport: 8001\n")
     assert read_config_file(file) == {"api-key": ["a", "b"], "port": 8001}
+
+
+def test_a_date_in_a_settings_file_stays_text(tmp_path):
+    file = tmp_path / "s.yaml"
+    file.write_text("a: 2024-13-45\nb: 2024-01-01\n")
+    assert read_config_file(file) == {"a": "2024-13-45", "b": "2024-01-01"}
 
 
 def test_a_large_or_binary_settings_file_is_refused(tmp_path):
