@@ -22,7 +22,7 @@ from peer_envs import HERE, Peers, Start
 
 from sayfa.base.errors import EngineError
 from sayfa.bench.client import CompletionClient
-from sayfa.bench.launch import LaunchedServer, free_port
+from sayfa.bench.launch import LaunchedServer, end_politely, free_port
 from sayfa.bench.load import run_workload
 from sayfa.bench.report import RunFigures
 from sayfa.bench.workloads import WORKLOADS, Workload
@@ -183,6 +183,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Prepare, measure in turns, show the table, write JSON and a plot."""
     args = parse()
+    end_politely()
     peers = Peers(args.dir, args.threads)
     prepare(args, peers)
     if args.prepare:

@@ -19,7 +19,7 @@ from sayfa import __version__
 from sayfa.base.config import Settings
 from sayfa.base.errors import ConfigError
 from sayfa.bench.client import CompletionClient
-from sayfa.bench.launch import LaunchedServer, free_port
+from sayfa.bench.launch import LaunchedServer, end_politely, free_port
 from sayfa.bench.load import run_workload
 from sayfa.bench.report import WorkloadFigures, table
 from sayfa.bench.workloads import choose
@@ -84,6 +84,7 @@ def own_server(settings: Settings, url: str | None) -> Iterator[tuple[str, Launc
     with tempfile.TemporaryDirectory(prefix="sayfa-") as folder:
         config = Path(folder) / "settings.yaml"
         config.write_bytes(_as_yaml(settings, port))
+        end_politely()
         # Settings are complete in the file; variables would win over it and are left out.
         clean = {name: "" for name in os.environ if name.startswith("SAYFA_")}
         server = LaunchedServer(

@@ -201,3 +201,18 @@ async def test_the_median_is_taken_figure_by_figure():
     assert middle.out_tok_s == sorted(run.out_tok_s for run in runs)[1]
     assert middle.ttft_ms.p99 == sorted(run.ttft_ms.p99 for run in runs)[1]
     assert (middle.requests, middle.counted) == (7, "usage")
+
+
+async def test_memory_of_the_whole_family_is_counted(tmp_path):
+    """A child of the server holds 50 MiB; the peak must hold them, too."""
+    child = "import time; held = b'x' * (50 << 20); time.sleep(30)"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    server = LaunchedServer([sys.executable, "-c", parent], tmp_path / "log")
+    try:
+        for _ in range(600):
+            if server.peak_bytes > 50 << 20:
+                break
+            await asyncio.sleep(0.05)
+    finally:
+        server.stop()
+    assert 50 << 20 < server.peak_bytes < 150 << 20
