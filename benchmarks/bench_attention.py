@@ -2,8 +2,8 @@
 
     PYTHONPATH=src python benchmarks/bench_attention.py [--threads 2] [--isa NAME] [--quick]
 
-Several layers with pages of their own, in random order, so that nothing is in a cache by luck. The read bandwidth of the
-machine is measured in the same run (a greedy scan of half a GiB of logits), because it moves from minute to minute.
+Several layers with pages of their own, in random order, so that nothing is in a cache by luck. The read bandwidth of
+the machine is measured in the same run (a greedy scan of half a GiB of logits), because it moves from minute to minute.
 """
 
 import argparse

@@ -5,6 +5,7 @@ Matrices are copied to rows that start at 64-byte borders, as the executor lays 
 
 import ctypes
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,17 +156,7 @@ class AttentionStep:
     def __call__(self, data: Sequences, chunks: list[tuple[int, int, int]]) -> list[Floats]:
         """Run chunks (sequence, first position, end position) in one step; returns each chunk's output rows."""
         layer = self.layer
-        spans = [np.arange(first, end, dtype=np.int32) for _, first, end in chunks]
-        positions = np.concatenate(spans) if spans else np.zeros(0, np.int32)
-        slots = [layer.slots(chunk[0], span) for chunk, span in zip(chunks, spans, strict=True)]
-        starts = np.cumsum([0] + [len(span) for span in spans]).astype(np.int32)
-        tables = np.array([layer.tables[s] for s, _, _ in chunks], np.int32).reshape(len(chunks), -1)
-
-        def rows(source: list[Floats]) -> Floats:
-            parts = [source[s][first:end] for s, first, end in chunks]
-            return matrix(np.concatenate(parts) if parts else np.zeros((0, source[0].shape[1]), np.float32))
-
-        query, key, value = rows(data.query), rows(data.key), rows(data.value)
+        query, key, value = (_rows(source, chunks) for source in (data.query, data.key, data.value))
         out = aligned(len(query), query.shape[1])
         calls = _native.Program(self._pool, self._isa)
         calls.add_kv_write(mat(key), mat(value), layer.shape())
@@ -174,16 +165,34 @@ class AttentionStep:
             self._partials = _native.Block(max(need, 64))
         calls.add_attention(
             mat(query), mat(out), layer.shape(), self.num_heads, self.scale, self.window,
-            max(1, len(positions)), max(1, len(chunks)), self._partials,
+            max(1, len(query)), max(1, len(chunks)), self._partials,
         )  # fmt: skip
         calls.set_pages(layer.pages)
-        arrays, sizes = step(
-            positions=positions,
-            slots=np.concatenate(slots) if slots else np.zeros(0, np.int32),
-            query_start=starts,
+        arrays, sizes = self._step(chunks)
+        run(calls, arrays, sizes)
+        return [out[start:end].copy() for start, end in pairwise(arrays[3])]
+
+    def write(self, data: Sequences, chunks: list[tuple[int, int, int]]) -> None:
+        """Write keys and values of the chunks, without attending."""
+        key, value = _rows(data.key, chunks), _rows(data.value, chunks)
+        calls = _native.Program(self._pool, self._isa)
+        calls.add_kv_write(mat(key), mat(value), self.layer.shape())
+        calls.set_pages(self.layer.pages)
+        run(calls, *self._step(chunks))
+
+    def _step(self, chunks: list[tuple[int, int, int]]) -> tuple[list[Ints], tuple[int, ...]]:
+        layer, none = self.layer, np.zeros(0, np.int32)
+        spans = [np.arange(first, end, dtype=np.int32) for _, first, end in chunks]
+        slots = [layer.slots(chunk[0], span) for chunk, span in zip(chunks, spans, strict=True)]
+        return step(
+            positions=np.concatenate([none, *spans]),
+            slots=np.concatenate([none, *slots]),
+            query_start=np.cumsum([0] + [len(span) for span in spans]).astype(np.int32),
             context_len=np.array([end for _, _, end in chunks], np.int32),
-            page_table=tables if len(chunks) else None,
+            page_table=np.array([layer.tables[s] for s, _, _ in chunks], np.int32) if chunks else None,
             page_size=layer.page_size,
         )
-        run(calls, arrays, sizes)
-        return [out[starts[i] : starts[i + 1]].copy() for i in range(len(chunks))]
+
+
+def _rows(source: list[Floats], chunks: list[tuple[int, int, int]]) -> Floats:
+    return matrix(np.concatenate([source[0][:0], *(source[s][first:end] for s, first, end in chunks)]))
