@@ -1,5 +1,6 @@
 """`sayfa serve` as a user starts it: real processes, the real model, the curl line of its own report, a clean end."""
 
+import json
 import os
 import re
 import shlex
@@ -113,6 +114,23 @@ def test_the_bench_measures_it_and_writes_json(server, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "single" in done.stdout
     assert '"tokens_out": 256' in target.read_text()
+
+
+def test_the_bench_starts_a_server_of_its_own_with_the_same_settings(tmp_path, monkeypatch):
+    monkeypatch.setenv("SAYFA_PORT", "1")  # the bench chooses its own port
+    monkeypatch.setenv("SAYFA_MAX_NUM_SEQS", "3")
+    target = tmp_path / "figures.json"
+    flags = ["-w", "single:1", "--warm-up", "0", "--kv-cache-memory", "64MiB", "-o", str(target)]
+    done = subprocess.run(
+        [sys.executable, "-m", "sayfa", "bench", "serve", *flags],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "first token" in done.stdout
+    assert json.loads(target.read_text())["peak_mib"] > 50
 
 
 def test_a_port_in_use_is_told_in_one_line_with_exit_code_2(server, tmp_path):

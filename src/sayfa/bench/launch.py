@@ -45,8 +45,11 @@ class LaunchedServer:
     Memory is the sum of the proportional shares (PSS), so that pages which several processes share count once.
     """
 
-    def __init__(self, command: Sequence[str], log: Path, environ: Mapping[str, str] | None = None) -> None:
-        """Start it in its own group, its output in the file `log`. Raises EngineError if it cannot be started."""
+    def __init__(self, command: Sequence[str], log: Path, environ: Mapping[str, str | None] | None = None) -> None:
+        """Start it in its own group, its output in the file `log`. environ: variables to set, None to take one away.
+
+        Raises EngineError if it cannot be started.
+        """
         self.log = log
         self.peak_bytes = 0
         self._begun_s = time.perf_counter()
@@ -55,7 +58,7 @@ class LaunchedServer:
             with log.open("wb") as output:
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                    env={**os.environ, **(environ or {})},
+                    env={name: value for name, value in {**os.environ, **(environ or {})}.items() if value is not None},
                 )  # fmt: skip
         except OSError as error:
             raise EngineError(f"{command[0]} cannot be started: {error.strerror}") from None

@@ -86,7 +86,7 @@ def own_server(settings: Settings, url: str | None) -> Iterator[tuple[str, Launc
         config.write_bytes(_as_yaml(settings, port))
         end_politely()
         # Settings are complete in the file; variables would win over it and are left out.
-        clean = {name: "" for name in os.environ if name.startswith("SAYFA_")}
+        clean = {name: None for name in os.environ if name.startswith("SAYFA_")}
         server = LaunchedServer(
             [sys.executable, "-m", "sayfa", "serve", "--config", str(config)], Path(folder) / "log", clean
         )

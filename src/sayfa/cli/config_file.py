@@ -20,7 +20,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Refuse aliases before they can multiply, and tags: they build what no setting is."""
-        event = self.peek_event()  # type: ignore[no-untyped-call]
+        event: Any = self.peek_event()
         if isinstance(event, yaml.events.AliasEvent):
             raise yaml.constructor.ConstructorError(None, None, "aliases are not used here", event.start_mark)
         if event.tag is not None:
@@ -30,7 +30,7 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Turn what a number's constructor stumbles over (`0b_`) into an error with a line."""
         try:
-            return super().construct_object(node, deep)  # type: ignore[no-untyped-call]
+            return super().construct_object(node, deep)
         except (ValueError, OverflowError):
             problem = f"{node.value!r:.60} looks like a number, but is none; put it in quotes"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
