@@ -230,6 +230,7 @@ class WorldProcess:
         self.to_engine = Pipe(loop, host.rnd, setting, self._connection.take)
         self._exited = asyncio.Event()
         self._idle_steps = 0
+        self._begun = False
         self._loop: EngineLoop | None = None
         self.task = asyncio.ensure_future(self._live())
 
@@ -248,6 +249,8 @@ class WorldProcess:
 
     def kill(self) -> None:
         self.task.cancel()
+        if not self._begun:  # then the task will never run
+            self._finish(KILLED)
 
     def sigterm(self) -> None:
         if self._loop is not None:
@@ -279,6 +282,7 @@ class WorldProcess:
 
     async def _live(self) -> None:
         code = KILLED
+        self._begun = True
         try:
             code = await self._run()
         except DisconnectedError:
@@ -288,10 +292,13 @@ class WorldProcess:
         except DeathError:
             pass
         finally:
-            self.exit_code = code
-            self._exited.set()
-            self._to_client.close(self._end_of_stream)
-            self._host.died(self)
+            self._finish(code)
+
+    def _finish(self, code: int) -> None:
+        self.exit_code = code
+        self._exited.set()
+        self._to_client.close(self._end_of_stream)
+        self._host.died(self)
 
     async def _run(self) -> int:
         host = self._host

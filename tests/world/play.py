@@ -138,7 +138,7 @@ class World:
     async def _end_well(self) -> None:
         """Let the engine come to rest, then end everything as SIGTERM does."""
         if self._drained_s is None:
-            for _ in range(50):
+            for _ in range(500):
                 process = self._host.current
                 if process is None or process.engine is None or not process.engine.has_work:
                     break
@@ -328,8 +328,9 @@ class World:
         alive = [process.pid for process in self._host.processes if not process.task.done()]
         self._demand(not alive, f"engine processes are alive: {alive}")
         for process in self._host.processes:
-            if process.task.exception() is not None:
-                raise ViolationError(f"the engine process broke: {process.task.exception()!r}") from process.task.exception()
+            error = None if process.task.cancelled() else process.task.exception()
+            if error is not None:
+                raise ViolationError(f"the engine process broke: {error!r}") from error
         self._demand(not self._host.broken, "; ".join(self._host.broken))
         left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         self._demand(not left, f"tasks are left: {left}")
