@@ -20,11 +20,11 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Refuse aliases before they can multiply, and tags: they build what no setting is."""
-        event: Any = self.peek_event()
-        if isinstance(event, yaml.events.AliasEvent):
-            raise yaml.constructor.ConstructorError(None, None, "aliases are not used here", event.start_mark)
-        if event.tag is not None:
-            raise yaml.constructor.ConstructorError(None, None, "tags are not used here", event.start_mark)
+        parser: Any = self  # the stubs know no types of the parser's part
+        event = parser.peek_event()
+        used = "aliases" if self.check_event(yaml.events.AliasEvent) else "tags" if event.tag is not None else ""
+        if used:
+            raise yaml.constructor.ConstructorError(None, None, f"{used} are not used here", event.start_mark)
         return super().compose_node(parent, index)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
