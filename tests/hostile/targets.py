@@ -360,7 +360,7 @@ _NUMBERS = [struct.pack("<Q", value) for value in (0, 1, 2**31, 2**32, 2**60, 2*
 _YAML_WORDS = [b"&a", b"*a", b"!!python/object:os.system", b"!!binary |", b"!!set", b"!!timestamp", b"2024-13-45", b"0b_",
                b"0x", b"1__", b"? [a]", b"<<: ", b"- ", b": ", b"{", b"}", b"%YAML", b"---", b"...", b".inf", b"1:99:99"]  # fmt: skip
 _TEXT_WORDS = [
-    "<|im_end|>".encode(),
+    b"<|im_end|>",
     b"\xff",
     "\u2028".encode(),
     "\ufeff".encode(),

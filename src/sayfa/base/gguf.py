@@ -289,7 +289,22 @@ def _read_tensors(reader: _Reader, num_tensors: int, alignment: int) -> dict[str
             raise reader.error(tensor.name, f"needs {tensor.num_bytes} bytes, but {left} are left; the file is cut off")
         tensors[tensor.name] = tensor
     check_disjoint(((t.offset, t.offset + t.num_bytes, t.name) for t in tensors.values()), reader.error)
+    _check_dense(reader, start, tensors, alignment)
     return tensors
+
+
+def _check_dense(reader: _Reader, start: int, tensors: dict[str, GgufTensor], alignment: int) -> None:
+    """Raise if bytes of the data belong to no tensor: a damaged type or shape would else give other weights in silence.
+
+    Writers lay tensors end to end, padded to the alignment, and the format's own reader asks for the same.
+    """
+    end, before = start, "the tensor table"
+    for tensor in sorted(tensors.values(), key=lambda item: item.offset):
+        if tensor.offset - end >= alignment:
+            raise reader.error(before, f"is followed by {tensor.offset - end} bytes that belong to no tensor")
+        end, before = tensor.offset + tensor.num_bytes, tensor.name
+    if tensors and reader.size - end >= alignment:
+        raise reader.error(before, f"is the last tensor, but {reader.size - end} bytes follow; the file is damaged")
 
 
 def _read_tensor(reader: _Reader, index: int, alignment: int) -> GgufTensor:
