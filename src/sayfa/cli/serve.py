@@ -17,7 +17,7 @@ from sayfa.base.clock import SystemClock
 from sayfa.base.config import Settings
 from sayfa.base.errors import ConfigError
 from sayfa.base.messages import EngineInfo
-from sayfa.cli.show import ProgressLine, start_report
+from sayfa.cli.show import ProgressLine, StartTimes, start_report
 from sayfa.hub import resolve_model
 from sayfa.wire.process_client import ProcessClient
 
@@ -43,22 +43,22 @@ def run(settings: Settings) -> int:
     from sayfa.server.context import TextTools
 
     progress = ProgressLine("loading")
-    client.on_progress(lambda phase, done: progress.show(phase, done))
+    client.on_progress(lambda phase, done: progress.show(phase, done, phase))
     sock = server.bind(settings.server)
-    phases.append(("server", since_start_s() - phases[0][1]))
+    phases.append(("server imports", since_start_s() - phases[0][1]))
 
     def on_ready(info: EngineInfo) -> None:
         progress.clear()
-        total = [("total", since_start_s()), *phases]
-        inside = [(f"engine {name}", seconds) for name, seconds in info.phases]
         url = server.url_of(sock, settings.server)
-        report = start_report(
-            info, names, url, total + inside, needs_key=bool(settings.server.api_key), version=__version__
-        )
+        times = StartTimes(since_start_s(), phases)
+        report = start_report(info, names, url, times, needs_key=bool(settings.server.api_key), version=__version__)
         print("\n".join(report), file=sys.stderr, flush=True)
 
     def load_text() -> TextTools:
-        return TextTools.load(str(path), template)
+        begun_s = since_start_s()
+        tools = TextTools.load(str(path), template)
+        phases.append(("tokenizer", since_start_s() - begun_s))
+        return tools
 
     return server.run(sock, client, load_text, settings.server, names, __version__, on_ready)
 

@@ -8,12 +8,20 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from sayfa.base.config import Settings
 from sayfa.base.messages import EngineInfo
 from sayfa.base.settings import describe
 
 MIB = 1 << 20
+
+
+class StartTimes(NamedTuple):
+    """Seconds from the command to ready, and the phases of this process; those of the engine are in its EngineInfo."""
+
+    total_s: float
+    own: list[tuple[str, float]]
 
 
 def print_settings(settings: Settings) -> int:
@@ -28,18 +36,14 @@ def start_report(
     info: EngineInfo,
     names: Sequence[str],
     url: str,
-    phases: Sequence[tuple[str, float]],
+    start: StartTimes,
     *,
     needs_key: bool,
     version: str,
 ) -> list[str]:
-    """The lines that tell what was loaded, where the memory goes, how long the start took, and how to ask.
-
-    phases: of the whole start, in seconds; the first is the total.
-    """
+    """The lines that tell what was loaded, where the memory goes, how long the start took, and how to ask."""
     memory = info.memory
     tokens = (memory.num_pages - 1) * memory.page_size
-    (_, total_s), *parts = phases
     return [
         f"Sayfa {version} serves {', '.join(names)}",
         f"  model      {info.model}: {info.architecture}, weights mostly {info.dtype}",
@@ -50,7 +54,7 @@ def start_report(
         f"  load       Maximum concurrency for {info.max_model_len:,} tokens per request: "
         f"{tokens / info.max_model_len:.2f}x; at most {info.max_num_seqs} sequences in a step",
         *_execution(info),
-        f"  start      {total_s:.2f} s: " + ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts),
+        f"  start      {start.total_s:.2f} s: {_parts(start.own)}; beside it the engine: {_parts(info.phases)}",
         f"  address    {url}  (documents at /docs, metrics at /metrics)",
         "",
         "  " + curl_line(url, names[0], needs_key=needs_key),
@@ -84,6 +88,10 @@ def curl_line(url: str, model: str, *, needs_key: bool) -> str:
     return f"{line} -d {shlex.quote(body)}"
 
 
+def _parts(phases: Sequence[tuple[str, float]]) -> str:
+    return ", ".join(f"{name} {seconds:.2f}" for name, seconds in phases)
+
+
 def _mib(size: int) -> str:
     return f"{size / MIB:,.0f} MiB"
 
@@ -95,13 +103,14 @@ class ProgressLine:
         self._title = title
         self._on = sys.stderr.isatty()
         self._shown_s = 0.0
+        self._stage = ""
 
-    def show(self, text: str, done: float) -> None:
-        """Tell how far it is, done in [0, 1]; at most ten times a second, and always the end."""
+    def show(self, text: str, done: float, stage: str = "") -> None:
+        """Tell how far it is, done in [0, 1]; at most ten times a second, and always the end and each new stage."""
         now_s = time.monotonic()
-        if not self._on or (done < 1 and now_s - self._shown_s < 0.1):
+        if not self._on or (done < 1 and now_s - self._shown_s < 0.1 and stage == self._stage):
             return
-        self._shown_s = now_s
+        self._shown_s, self._stage = now_s, stage
         filled = round(24 * min(1.0, max(0.0, done)))
         sys.stderr.write(f"\r\x1b[K{self._title} [{'#' * filled}{'.' * (24 - filled)}] {text}")
         sys.stderr.flush()

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from sayfa.base.messages import EngineInfo, MemoryPlan
-from sayfa.cli.show import ProgressLine, curl_line, start_report
+from sayfa.cli.show import ProgressLine, StartTimes, curl_line, start_report
 
 INFO = EngineInfo(
     model="Tiny", architecture="llama", dtype="Q4_1", kv_dtype="bfloat16", vocab_size=10, max_model_len=1000,
@@ -19,14 +19,14 @@ INFO = EngineInfo(
 
 
 def report(info):
-    phases = [("total", 1.25), ("command", 0.25), ("engine read", 0.5)]
-    return "\n".join(start_report(info, ["tiny"], "http://127.0.0.1:1", phases, needs_key=False, version="1"))
+    times = StartTimes(1.25, [("command", 0.25)])
+    return "\n".join(start_report(info, ["tiny"], "http://127.0.0.1:1", times, needs_key=False, version="1"))
 
 
 def test_the_report_has_plan_concurrency_phases_and_address():
     text = report(INFO)
-    for fact in ("100 MiB", "200 MiB", "30 MiB", "40 MiB", "3,200 tokens", "3.20x", "1.25 s", "engine read 0.50",
-                 "http://127.0.0.1:1", "all 2 kinds of operation native", "curl "):  # fmt: skip
+    for fact in ("100 MiB", "200 MiB", "30 MiB", "40 MiB", "3,200 tokens", "3.20x", "1.25 s: command 0.25",
+                 "the engine: read 0.50", "http://127.0.0.1:1", "all 2 kinds of operation native", "curl "):  # fmt: skip
         assert fact in text
 
 
