@@ -134,3 +134,13 @@ def test_the_example_settings_are_valid():
 def test_the_example_for_openais_client_is_a_test_of_the_server():
     """It needs a running server: tests/e2e runs it."""
     assert Path(ROOT / "tests/e2e/test_serve.py").exists()
+
+
+def test_the_reference_pages_are_what_the_definitions_make():
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        import reference
+    finally:
+        sys.path.pop(0)
+    for path, text in reference.pages():
+        assert path.read_text("utf-8") == text, f"{path.name} is old: run python tools/reference.py"
