@@ -11,18 +11,26 @@ from sayfa.base.metrics import METRICS
 from sayfa.base.settings import docs, fields
 
 DOCS = Path(__file__).parents[1] / "docs"
+SETTINGS_HEAD = """# Settings
+
+Each one is a flag, a key of the file given with `--config` (the flag without its dashes) and an environment
+variable (`SAYFA_` and the name in capitals). A flag wins over a variable, a variable over the file. Lists take
+several flags or commas. Bytes may be written `4GiB`, counts `4k` (4,000) or `4K` (4,096).
+This page is made by `tools/reference.py`."""
+METRICS_HEAD = """# Metrics
+
+`/metrics` shows each with the prefix `sayfa:` and, with `--vllm-metric-names` (on), with `vllm:` too, always with
+the labels `model_name` and `engine`. Counters end in `_total` there. At every scrape `requests_received` = sum of
+`request_success` + sum of `admission_rejections` + `requests_in_flight`.
+This page is made by `tools/reference.py`.
+
+| name | kind | labels | also as | |
+|---|---|---|---|---|"""
 
 
 def settings_page() -> str:
     """Every setting with its flag, its variable, its default and its text."""
-    lines = [
-        "# Settings",
-        "",
-        "Each one is a flag, a key of the file given with `--config` (the flag without its dashes) and an environment",
-        "variable (`SAYFA_` and the name in capitals). A flag wins over a variable, a variable over the file. Lists take",
-        "several flags or commas. Bytes may be written `4GiB`, counts `4k` (4,000) or `4K` (4,096).",
-        "This page is made by `tools/reference.py`.",
-    ]
+    lines = SETTINGS_HEAD.splitlines()
     for part, cls in PARTS.items():
         lines += ["", f"## {(cls.__doc__ or part).strip().rstrip('.')}", ""]
         lines += ["| flag | values | default | |", "|---|---|---|---|"]
@@ -54,17 +62,7 @@ def _short(number: float) -> str:
 
 def metrics_page() -> str:
     """Every metric with its kind, its labels and its other names."""
-    lines = [
-        "# Metrics",
-        "",
-        "`/metrics` shows each with the prefix `sayfa:` and, with `--vllm-metric-names` (on), with `vllm:` too, always with",
-        "the labels `model_name` and `engine`. Counters end in `_total` there. At every scrape `requests_received` = sum of",
-        "`request_success` + sum of `admission_rejections` + `requests_in_flight`.",
-        "This page is made by `tools/reference.py`.",
-        "",
-        "| name | kind | labels | also as | |",
-        "|---|---|---|---|---|",
-    ]
+    lines = METRICS_HEAD.splitlines()
     for metric in METRICS.values():
         aliases = ", ".join(f"`vllm:{alias}`" for alias in metric.aliases)
         lines.append(f"| `{metric.name}` | {metric.kind} | {', '.join(metric.labels)} | {aliases} | {metric.doc} |")
