@@ -146,6 +146,9 @@ void add_linear(Program& p, std::shared_ptr<Weight> weight, MatTuple x, int spac
   args.bias = at<float>(bias);
   p.pool()->reserve_scratch(static_cast<size_t>(args.input.layout.bytes * kSelfPrepareRows + weight->k() * 4));
   p.add("linear", p.kernels().linear.linear, args, rows(space));
+  LinearArgs* added = &p.last_args<LinearArgs>();
+  if (p.last_linear) p.last_linear->next = added;
+  p.last_linear = added;
   p.keep(weight);
   p.keep(chunks);
 }

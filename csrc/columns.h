@@ -3,6 +3,7 @@
 #pragma once
 
 #include "half.h"
+#include "linear.h"
 #include "simd_math.h"
 
 namespace sayfa {
@@ -83,6 +84,18 @@ inline I16 i_set(int32_t x) {
   for (int32_t& v : r.v) v = x;
 #endif
   return r;
+}
+
+// Sixteen times each number.
+inline I16 times_16(I16 x) {
+#if defined(__AVX512F__)
+  x.v[0] = _mm512_slli_epi32(x.v[0], 4);
+#elif defined(__AVX2__)
+  for (Vi& v : x.v) v = _mm256_slli_epi32(v, 4);
+#else
+  for (int32_t& v : x.v) v *= 16;
+#endif
+  return x;
 }
 
 inline I16 low_nibbles(I16 w) {
@@ -180,7 +193,13 @@ inline F16 dot_bf16(F16 sum, const uint8_t* w, uint32_t pair) {
   return sum;
 }
 
-inline void fetch_early(const uint8_t* p, int64_t bytes) {
+// Fetches what `p` will have become `f.ahead` bytes on; `bytes` of it.
+inline void fetch_early(const Fetch& f, const uint8_t* p, int64_t bytes) {
+  p += f.ahead;
+  if (p >= f.end) {
+    if (!f.next) return;
+    p = f.next + (p - f.end);
+  }
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 3);
 }
 

@@ -1,31 +1,44 @@
 // The weight product as an op: workers take chunks of panels (by blocks of rows), multiply tile by tile and finish each tile
 // with bias, residual or gated activation.
+#include <algorithm>
+
 #include "linear.h"
 
+#include "columns.h"
 #include "small_rows.h"
 
 namespace sayfa::SAYFA_ISA {
 namespace {
 
 constexpr int kPanelColumns = 64;  // of the widest format
+constexpr int64_t kFetchAhead = 4096;  // bytes in front of the place of use, at one tile of rows
 
-// One row of a finished tile to its place. `sums` has the panel's columns, `width` the row's columns that exist.
-void finish_row(const LinearArgs& a, const Segment& s, int64_t panel, const float* sums, float* out_row) {
-  const int64_t in_panel = facts(s.format).columns / (s.paired ? 2 : 1);
-  const int64_t first = panel * in_panel;
-  const int64_t width = s.columns - first < in_panel ? s.columns - first : in_panel;
-  float* out = out_row + s.column + first;
-  if (a.epilogue == Epilogue::silu_mul) return act_mul_row(sums, sums + in_panel, width, out, silu);
-  if (a.epilogue == Epilogue::gelu_mul) return act_mul_row(sums, sums + in_panel, width, out, gelu_tanh);
-  float finished[kPanelColumns];
-  if (a.bias) {
-    for (int64_t i = 0; i < width; ++i) finished[i] = sums[i] + a.bias[s.column + first + i];
-    sums = finished;
+// One row of a finished tile to its place, `width` columns. `bias` and `out` point at the first of them.
+inline void finish_row(Epilogue epilogue, const float* sums, const float* bias, int64_t width, int64_t in_panel, float* out) {
+  if (epilogue == Epilogue::silu_mul) return act_mul_row(sums, sums + in_panel, width, out, silu);
+  if (epilogue == Epilogue::gelu_mul) return act_mul_row(sums, sums + in_panel, width, out, gelu_tanh);
+  const bool add = epilogue == Epilogue::add;
+  int64_t i = 0;
+  for (; i + W <= width; i += W) {
+    Vf value = vload(sums + i);
+    if (bias) value = value + vload(bias + i);
+    if (add) value = vload(out + i) + value;
+    vstore(out + i, value);
   }
-  if (a.epilogue == Epilogue::add)
-    for (int64_t i = 0; i < width; ++i) out[i] += sums[i];
-  else
-    std::memcpy(out, sums, static_cast<size_t>(width) * 4);
+  for (; i < width; ++i) {
+    const float value = bias ? sums[i] + bias[i] : sums[i];
+    out[i] = add ? out[i] + value : value;
+  }
+}
+
+// The rows of a finished tile of one panel. `sums` has all of the panel's columns for each row.
+void finish_tile(const LinearArgs& a, const Segment& s, int64_t panel, const float* sums, int64_t first_row, int height) {
+  const int64_t columns = facts(s.format).columns, in_panel = columns / (s.paired ? 2 : 1);
+  const int64_t first = panel * in_panel, column = s.column + first;
+  const int64_t width = s.columns - first < in_panel ? s.columns - first : in_panel;
+  const float* bias = a.bias ? a.bias + column : nullptr;
+  for (int r = 0; r < height; ++r)
+    finish_row(a.epilogue, sums + r * columns, bias, width, in_panel, a.out.row(first_row + r) + column);
 }
 
 struct Rows {
@@ -34,21 +47,21 @@ struct Rows {
   int64_t first, count;
 };
 
-// All rows of a block by one panel, in tiles of nearly equal height.
-void multiply_panel(const LinearArgs& a, const Segment& s, int64_t panel, const Rows& rows) {
+// All rows of a block by one panel, in tiles of nearly equal height. The panel's chunk ends at `end`; what is wanted after
+// it starts at `next`.
+void multiply_panel(const LinearArgs& a, const Segment& s, int64_t panel, const Rows& rows, const uint8_t* end,
+                    const uint8_t* next) {
   alignas(64) float sums[kTileRows * kPanelColumns];
-  const int64_t columns = facts(s.format).columns;
   const int64_t tiles = (rows.count + kTileRows - 1) / kTileRows;
-  // One tile: fetch what this panel needs next. More: the first one fetches the next panel while all compute on this.
-  int64_t ahead = tiles == 1 ? 4096 : s.bytes;
+  // One tile: fetch what is needed soon. More: the first one fetches the next panel while all compute on this.
+  Fetch fetch{tiles == 1 ? kFetchAhead : s.bytes, end, next};
   for (int64_t tile = 0; tile < tiles; ++tile) {
-    const int64_t first = rows.count * tile / tiles, end = rows.count * (tile + 1) / tiles;
-    const int height = static_cast<int>(end - first);
-    const TileArgs args{s.data + panel * s.bytes, rows.data + first * rows.stride, rows.stride, &a.input.layout, sums, ahead};
+    const int64_t first = rows.count * tile / tiles, last = rows.count * (tile + 1) / tiles;
+    const int height = static_cast<int>(last - first);
+    const TileArgs args{s.data + panel * s.bytes, rows.data + first * rows.stride, rows.stride, &a.input.layout, sums, fetch};
     (is_float(s.format) ? float_tile(s.format, height) : int_tile(s.format, height))(args);
-    for (int r = 0; r < height; ++r)
-      finish_row(a, s, panel, sums + r * columns, a.out.row(rows.first + first + r));
-    ahead = 0;
+    finish_tile(a, s, panel, sums, rows.first + first, height);
+    fetch.ahead = 0;
   }
 }
 
@@ -63,23 +76,52 @@ Rows prepared_rows(const LinearArgs& a, int64_t count, const Worker& worker) {
   return {own, a.input.layout.bytes, 0, count};
 }
 
+void fetch_start(const uint8_t* start) {
+  for (int64_t i = 0; i < kFetchAhead; i += 64) __builtin_prefetch(start + i, 0, 3);
+}
+
+// Where chunk `ticket` starts (tickets count chunks, again for each block of rows).
+const uint8_t* start_of(const LinearArgs& a, int64_t ticket) {
+  const Chunk& chunk = a.chunks[ticket % a.num_chunks];
+  const Segment& segment = a.segments[chunk.segment];
+  return segment.data + chunk.first * segment.bytes;
+}
+
+// What this worker will read after the op: its likely first chunk of the next product.
+const uint8_t* start_after(const LinearArgs& a, const Worker& worker) {
+  return a.next && worker.id < a.next->num_chunks ? start_of(*a.next, worker.id) : nullptr;
+}
+
 }  // namespace
 
 void linear(const LinearArgs& a, const Batch& batch, const Worker& worker, Counter& counter) {
   const int64_t count = num_rows(a.input.rows, batch);
   const int64_t blocks = (count + a.row_block - 1) / a.row_block;
   const int64_t total = blocks * a.num_chunks;
-  int64_t ticket = counter.fetch_add(1, std::memory_order_relaxed);
+  auto take = [&counter] { return counter.fetch_add(1, std::memory_order_relaxed); };
+  int64_t ticket = take();
   if (ticket >= total) return;
+  // While a worker prepares its row, memory is idle: have the first lines of its chunk on their way.
+  if (count <= a.self_prepare_rows) fetch_start(start_of(a, ticket));
   const Rows all = prepared_rows(a, count, worker);
-  for (; ticket < total; ticket = counter.fetch_add(1, std::memory_order_relaxed)) {
+  if (count > a.self_prepare_rows)
+    for (int64_t i = 0; i < std::min<int64_t>(count * all.stride, 64 << 10); i += 64) __builtin_prefetch(all.data + i, 0, 2);
+  while (ticket < total) {
     const Chunk& chunk = a.chunks[ticket % a.num_chunks];
     const Segment& segment = a.segments[chunk.segment];
     const int64_t block = ticket / a.num_chunks;
-    const int64_t first = count * block / blocks, end = count * (block + 1) / blocks;
-    const Rows rows{all.data + first * all.stride, all.stride, first, end - first};
-    for (int64_t panel = chunk.first; panel < chunk.first + chunk.count; ++panel)
-      multiply_panel(a, segment, panel, rows);
+    const int64_t first = count * block / blocks, last = count * (block + 1) / blocks;
+    const Rows rows{all.data + first * all.stride, all.stride, first, last - first};
+    const int64_t end_panel = chunk.first + chunk.count;
+    const uint8_t* end = segment.data + end_panel * segment.bytes;
+    for (int64_t panel = chunk.first; panel < end_panel; ++panel) {
+      const uint8_t* next = nullptr;
+      if (panel + 1 == end_panel) {  // the next chunk is taken now, so that its start is fetched in time
+        ticket = take();
+        next = ticket < total ? start_of(a, ticket) : start_after(a, worker);
+      }
+      multiply_panel(a, segment, panel, rows, end, next);
+    }
   }
 }
 

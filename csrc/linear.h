@@ -62,6 +62,7 @@ struct LinearArgs {
   Mat out;
   Epilogue epilogue;
   const float* bias;             // [N] or null; not with the paired epilogues
+  const LinearArgs* next;        // the product after this one, or null: its first bytes are fetched early
 };
 
 // A source row of a weight: one output column of the product.
@@ -97,15 +98,21 @@ void pack(const PackArgs&, const Worker&, Counter&);
 // Prepares one row; `scratch` holds k floats and is used with norm_weight only.
 void prepare_row(const PrepareArgs&, const float* x, uint8_t* out, float* scratch);
 
+// What to fetch early while a panel is read: the bytes `ahead` of the place of use; from `end` on those at `next` instead.
+struct Fetch {
+  int64_t ahead;  // 0: nothing
+  const uint8_t* end;
+  const uint8_t* next;  // null: nothing from there on
+};
+
 // Multiplies `rows` (at most kTileRows) prepared rows by one panel. tile [rows][columns of the panel] float.
-// ahead: bytes from each group to the one to fetch early, 0 for none.
 struct TileArgs {
   const uint8_t* panel;
   const uint8_t* rows;
   int64_t row_stride;
   const RowLayout* layout;
   float* tile;
-  int64_t ahead;
+  Fetch fetch;
 };
 using TileKernel = void (*)(const TileArgs&);
 TileKernel int_tile(Format format, int rows);

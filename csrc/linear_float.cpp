@@ -28,7 +28,7 @@ void tile_bf16(const TileArgs& t) {
       for (F16& v : s) v = f_set(0.0f);
     const uint8_t* p = t.panel + side * 64;
     for (int64_t k = 0; k < pairs; ++k, p += 256) {
-      if (t.ahead) fetch_early(p + t.ahead, 64 * kSideBf16);
+      if (t.fetch.ahead) fetch_early(t.fetch, p, 64 * kSideBf16);
       for (int r = 0; r < R; ++r) {
         const uint32_t pair = load32(t.rows + r * t.row_stride + t.layout->bf16 + 4 * k);
         for (int v = 0; v < kSideBf16; ++v) sum[r][v] = dot_bf16(sum[r][v], p + v * 64, pair);
@@ -48,7 +48,7 @@ void tile_f32(const TileArgs& t) {
       for (F16& v : s) v = f_set(0.0f);
     const uint8_t* p = t.panel + side * 64;
     for (int64_t k = 0; k < k_end; ++k, p += 128) {
-      if (t.ahead) fetch_early(p + t.ahead, 64 * kSideF32);
+      if (t.fetch.ahead) fetch_early(t.fetch, p, 64 * kSideF32);
       for (int r = 0; r < R; ++r) {
         const F16 x = f_set(reinterpret_cast<const float*>(t.rows + r * t.row_stride + t.layout->f32)[k]);
         for (int v = 0; v < kSideF32; ++v) sum[r][v] = f_fma(f_load(p + v * 64), x, sum[r][v]);

@@ -29,7 +29,7 @@ struct Shape {
 template <Format F>
 inline I16 start(const int32_t* neg8) {
   if (Shape<F>::minimum || (!Shape<F>::small && kStartsAtZero)) return i_set(0);
-  return i_set(Shape<F>::small ? *neg8 : *neg8 * 16);
+  return Shape<F>::small ? i_set(*neg8) : times_16(i_set(*neg8));
 }
 
 template <Format F>
@@ -72,7 +72,7 @@ void tile(const TileArgs& t) {
       for (F16& v : s) v = f_set(0.0f);
     const uint8_t* p = t.panel;
     for (int64_t g = 0; g < groups; ++g, p += S::bytes) {
-      if (t.ahead) fetch_early(p + t.ahead, S::bytes);
+      if (t.fetch.ahead) fetch_early(t.fetch, p, S::bytes);
       I16 acc[R][kSide];
       for (int r = 0; r < R; ++r)
         for (I16& a : acc[r]) a = start<F>(row[r].neg8 + g);

@@ -9,39 +9,63 @@ namespace {
 constexpr int kGroup = 32;
 constexpr int kVectors = kGroup / W;
 
-// Largest magnitude of a group as its bits. Integer order on |x| is float order, with infinity and then NaN on top: so a
-// NaN reaches the scale and, through it, every result of the row.
-inline float largest_magnitude(const Vf* x) {
-  Lanes most = bits_of(x[0]) & 0x7fffffff;
-  for (int i = 1; i < kVectors; ++i) {
-    const Lanes next = bits_of(x[i]) & 0x7fffffff;
-    most = most > next ? most : next;
-  }
-  int32_t largest = 0;
-  for (int i = 0; i < W; ++i) largest = largest > most[i] ? largest : most[i];
-  return float_of_bits(static_cast<uint32_t>(largest));
+// Largest of all lanes, and their sum.
+inline int32_t lanes_max(Lanes x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_epi32((__m512i)x);
+#else
+  int32_t largest = x[0];
+  for (int i = 1; i < W; ++i) largest = largest > x[i] ? largest : x[i];
+  return largest;
+#endif
 }
 
-// Quantizes one group of 32: returns the scale, writes q and the sums of both halves.
-inline float quantize_group(const float* x, int8_t* q, int32_t* sums) {
-  Vf v[kVectors];
-  for (int i = 0; i < kVectors; ++i) v[i] = vload(x + i * W);
-  const float largest = largest_magnitude(v);
-  // Below this the reciprocal would overflow; such a group is zero for all purposes. A NaN is not below anything.
-  const bool zero = largest < 1e-30f;
-  const Vf inverse = vset(zero ? 0.0f : 127.0f / largest);
-  for (int half = 0; half < 2; ++half) {
-    Lanes sum = Lanes{};
-    for (int i = half * kVectors / 2; i < (half + 1) * kVectors / 2; ++i) {
-      const Lanes whole = vint(vround(v[i] * inverse));
-      sum += whole;
-      for (int j = 0; j < W; ++j) q[i * W + j] = static_cast<int8_t>(whole[j]);
-    }
-    int32_t total = 0;
-    for (int j = 0; j < W; ++j) total += sum[j];
-    sums[half] = total;
+inline int32_t lanes_sum(Lanes x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_epi32((__m512i)x);
+#else
+  int32_t sum = x[0];
+  for (int i = 1; i < W; ++i) sum += x[i];
+  return sum;
+#endif
+}
+
+// W whole numbers of at most 127 as bytes.
+inline void store_bytes(int8_t* to, Lanes x) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)x));
+#elif defined(__AVX2__)
+  const __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(halves, halves));
+#else
+  for (int i = 0; i < W; ++i) to[i] = static_cast<int8_t>(x[i]);
+#endif
+}
+
+// Largest magnitude of a group as its bits. Integer order on |x| is float order, with infinity and then NaN on top: so a
+// NaN reaches the scale and, through it, every result of the row.
+inline float largest_magnitude(const float* x) {
+  Lanes most = bits_of(vload(x)) & 0x7fffffff;
+  for (int i = 1; i < kVectors; ++i) {
+    const Lanes next = bits_of(vload(x + i * W)) & 0x7fffffff;
+    most = most > next ? most : next;
   }
-  return zero ? 0.0f : largest / 127.0f;
+  return float_of_bits(static_cast<uint32_t>(lanes_max(most)));
+}
+
+// One group of 32 times `inverse` as bytes; the sum of the bytes, or of each half.
+template <int Sums>
+inline void quantize_group(const float* x, float inverse, int8_t* q, int32_t* sums) {
+  constexpr int kPart = kVectors / Sums;
+  for (int part = 0; part < Sums; ++part) {
+    Lanes sum = Lanes{};
+    for (int i = part * kPart; i < (part + 1) * kPart; ++i) {
+      const Lanes whole = vint(vround(vload(x + i * W) * vset(inverse)));
+      sum += whole;
+      store_bytes(q + i * W, whole);
+    }
+    sums[part] = lanes_sum(sum);
+  }
 }
 
 void quantize_row(const RowLayout& l, const float* x, uint8_t* out) {
@@ -49,16 +73,29 @@ void quantize_row(const RowLayout& l, const float* x, uint8_t* out) {
   auto* scale = reinterpret_cast<float*>(out + l.scale);
   auto* neg32 = reinterpret_cast<int32_t*>(out + l.neg32);
   auto* sum32 = reinterpret_cast<float*>(out + l.sum32);
-  for (int64_t g = 0; g < l.k / kGroup; ++g) {
-    int32_t sums[2];
-    scale[g] = quantize_group(x + g * kGroup, q + g * kGroup, sums);
+  const int64_t groups = l.k / kGroup;
+  for (int64_t g = 0; g < groups; ++g) scale[g] = largest_magnitude(x + g * kGroup);
+  for (int64_t g = 0; g < groups; ++g) {
+    // sum32 holds the inverses until the sums come. Below 1e-30 the inverse would overflow; such a group is zero for all
+    // purposes. A NaN is not below anything.
+    const float largest = scale[g];
+    const bool zero = largest < 1e-30f;
+    sum32[g] = zero ? 0.0f : 127.0f / largest;
+    scale[g] = zero ? 0.0f : largest / 127.0f;
+  }
+  for (int64_t g = 0; g < groups; ++g) {
+    int32_t sums[2] = {0, 0};
+    if (l.neg16 < 0) {
+      quantize_group<1>(x + g * kGroup, sum32[g], q + g * kGroup, sums);
+    } else {
+      quantize_group<2>(x + g * kGroup, sum32[g], q + g * kGroup, sums);
+      for (int64_t half = 0; half < 2; ++half) {
+        reinterpret_cast<int32_t*>(out + l.neg16)[2 * g + half] = -8 * sums[half];
+        reinterpret_cast<float*>(out + l.sum16)[2 * g + half] = scale[g] * static_cast<float>(sums[half]);
+      }
+    }
     neg32[g] = -8 * (sums[0] + sums[1]);
     sum32[g] = scale[g] * static_cast<float>(sums[0] + sums[1]);
-    if (l.neg16 < 0) continue;
-    for (int64_t half = 0; half < 2; ++half) {
-      reinterpret_cast<int32_t*>(out + l.neg16)[2 * g + half] = -8 * sums[half];
-      reinterpret_cast<float*>(out + l.sum16)[2 * g + half] = scale[g] * static_cast<float>(sums[half]);
-    }
   }
 }
 
@@ -86,9 +123,14 @@ void prepare_row(const PrepareArgs& a, const float* x, uint8_t* out, float* scra
 void prepare(const PrepareArgs& a, const Batch& batch, const Worker& worker, Counter& counter) {
   constexpr int64_t kRows = 4;
   const int64_t rows = num_rows(a.rows, batch);
-  for (int64_t first; (first = counter.fetch_add(kRows, std::memory_order_relaxed)) < rows;)
-    for (int64_t r = first; r < first + kRows && r < rows; ++r)
+  for (int64_t first; (first = counter.fetch_add(kRows, std::memory_order_relaxed)) < rows;) {
+    const int64_t end = first + kRows < rows ? first + kRows : rows;
+    // Other cores have just written these rows: ask for all the lines at once.
+    for (int64_t r = first; r < end; ++r)
+      for (int64_t i = 0; i < a.layout.k; i += 16) __builtin_prefetch(a.x.row(r) + i, 0, 3);
+    for (int64_t r = first; r < end; ++r)
       prepare_row(a, a.x.row(r), a.out + r * a.layout.bytes, static_cast<float*>(worker.scratch));
+  }
 }
 
 }  // namespace sayfa::SAYFA_ISA

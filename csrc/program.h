@@ -70,6 +70,9 @@ class Program {
   // Runs a checked batch.
   void run(const Batch& batch);
 
+  // The last product added, to be told of its successor; null if none.
+  LinearArgs* last_linear = nullptr;
+
   int num_ops() const { return static_cast<int>(ops_.size()); }
   void set_timing(bool on) { timing_ = on; }
   // Kinds of the ops that ran in the last timed step, and the nanoseconds of each.
