@@ -83,8 +83,21 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._disarm()
         self._in_body = True
+        if self._refusal is None and self._is_doubtful():
+            self._refuse(StatusError(400, "This is not valid HTTP/1.1.", code="malformed_http"))
         if self._refusal is None:
             super().on_headers_complete()
+
+    def _is_doubtful(self) -> bool:
+        """Tell what the parser lets pass though a proxy before us may read it otherwise (RFC 9112, 3.2 and 6.1)."""
+        version = self.parser.get_http_version()
+        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        return (
+            version not in ("1.0", "1.1")
+            or (bool(codings) and (codings != [b"chunked"] or version == "1.0"))
+            or sum(name == b"host" for name, _ in self.headers) > 1
+            or not self.url.startswith((b"/", b"*"))  # a whole address, or one to tunnel to: this is no proxy
+        )
 
     def on_body(self, body: bytes) -> None:
         if self._refusal is None:
