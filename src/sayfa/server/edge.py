@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Sequence
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sayfa.base.errors import Overloaded
@@ -96,6 +97,8 @@ class Edge:
                     "The server is shutting down and takes no new requests.", code="draining", retry_after_s=5
                 )
             await self._app(scope, receive, send_with_headers)
+        except ClientDisconnect:
+            return  # it left before its request was complete: nobody is there to be answered
         except Exception as error:
             if started:
                 raise

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from sayfa.server.body import read_model
@@ -37,6 +37,8 @@ async def generation(
     try:
         body = await read_model(request, model, context.options.max_body_bytes)
         return await while_connected(request, work(request, body, record))
+    except ClientDisconnect:
+        raise  # the edge closes the books as abandoned
     except Exception as error:
         record.fail(error)
         raise
