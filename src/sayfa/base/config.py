@@ -84,9 +84,10 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that may wait; one more is answered 503 with a Retry-After, before any work is done for it."""
     max_num_queued_tokens: Annotated[int, Unit("tokens", 1, 1_000_000_000)] = 1_000_000
     """Prompt tokens that may wait, over all requests."""
-    scheduling_policy: Literal["fcfs", "priority", "static"] = "priority"
-    """Who is next. priority: lower `priority` first, then first come, with aging so that nobody waits for ever.
-    fcfs: first come. static: a batch is filled, run to its end, then the next (to compare with)."""
+    scheduling_policy: Literal["fair", "priority", "fcfs", "static"] = "fair"
+    """Who is next. fair: keys take turns by the tokens they use, so that one cannot crowd out the others; for one key,
+    and between them, lower `priority` first, then first come, with aging so that nobody waits for ever. priority: the
+    same without turns. fcfs: first come. static: a batch is filled, run to its end, then the next (to compare with)."""
 
 
 class ParallelOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,8 +5,9 @@ Three policies behind one protocol:
 - `PriorityPolicy`: first come, first served inside a class; a class is ahead of the next one by a fixed number of
   arrivals. That is aging without a clock: the place in the queue is fixed when a request arrives, and a request of
   class p is overtaken by fewer than `class_lead` x (p - q) later ones of each class q < p, however long the load lasts.
-- `FairPolicy`: the same, with tenants taking turns by the tokens they ask for (start-time fair queueing; Goyal, Vin,
-  Cheng 1996), so that one tenant's flood delays the others by a bounded amount.
+- `FairPolicy`: the same, with tenants taking turns by the tokens they use (start-time fair queueing; Goyal, Vin, Cheng
+  1996), so that one tenant's flood delays the others by a bounded amount: a newcomer stands behind what runs and at
+  most one waiting request of each other tenant. With one tenant it is first come, first served in classes.
 - `StaticPolicy`: a batch is filled, closed and worked off before the next one starts. To compare with.
 """
 
@@ -18,6 +19,8 @@ from sayfa.core.sequence import RequestState, Sequence
 CLASS_LEAD = 64
 PREEMPTIONS_PER_CLASS = 4
 MAX_TENANTS = 4096
+FIRST_OUTPUT_GUESS, OUTPUT_MEMORY = 128, 64
+"""Tokens that an answer is expected to have before any has ended, and over how many ended ones the mean is taken."""
 
 
 class Policy(Protocol):
@@ -34,6 +37,9 @@ class Policy(Protocol):
 
     def entered(self, sequence: Sequence) -> None:
         """Take note that this sequence entered."""
+
+    def ended(self, sequence: Sequence) -> None:
+        """Take note that this sequence ended, however it did."""
 
 
 class PriorityPolicy:
@@ -66,12 +72,17 @@ class PriorityPolicy:
     def entered(self, sequence: Sequence) -> None:
         """Nothing to note."""
 
+    def ended(self, sequence: Sequence) -> None:
+        """Nothing to note."""
+
 
 class FairPolicy(PriorityPolicy):
     """Tenants take turns by tokens. `weights`: share of a tenant relative to 1.0 for those not named.
 
     A request's start tag is the later of the virtual time and its tenant's last finish tag; the finish tag adds the
-    request's cost (prompt tokens x branches + tokens asked for) over the weight. Tags are ordered in whole tokens.
+    request's cost over the weight: prompt tokens, and for each branch the tokens it asks for, but no more than answers
+    have on average (few say how long an answer they expect). When a branch ends, what it had more or less than that
+    is settled with its tenant's next request. Tags are ordered in whole tokens.
     """
 
     def __init__(self, weights: dict[str, float] | None = None, class_lead_tokens: int = CLASS_LEAD * 512) -> None:
@@ -79,12 +90,14 @@ class FairPolicy(PriorityPolicy):
         self._weights = dict(weights or {})
         self._finish: OrderedDict[str, int] = OrderedDict()
         self._now = 0
+        self._mean_output = float(FIRST_OUTPUT_GUESS)
 
     def order(self, state: RequestState) -> int:
         """Return the start tag + class x lead, in tokens."""
         tenant = state.request.tenant
         start = max(self._now, self._finish.pop(tenant, 0))
-        cost = state.num_prompt + state.max_tokens * state.params.n
+        state.expected = min(state.max_tokens, round(self._mean_output))
+        cost = state.num_prompt + state.expected * state.params.n
         self._finish[tenant] = start + max(1, round(cost / self._weights.get(tenant, 1.0)))
         self._trim()
         return start + state.request.priority * self.class_lead
@@ -93,6 +106,18 @@ class FairPolicy(PriorityPolicy):
         """Move the virtual time to the start tag of the one that is served."""
         state = sequence.state
         self._now = max(self._now, state.order - state.request.priority * self.class_lead)
+
+    def ended(self, sequence: Sequence) -> None:
+        """Settle what the branch had against what was expected of it."""
+        state = sequence.state
+        num_output = len(sequence.tokens) - sequence.num_prompt
+        if sequence.finish in ("stop", "length"):
+            self._mean_output += (num_output - self._mean_output) / OUTPUT_MEMORY
+        tenant = state.request.tenant
+        owed = round((num_output - state.expected) / self._weights.get(tenant, 1.0))
+        tag = self._finish.get(tenant)
+        if tag is not None:
+            self._finish[tenant] = max(self._now, tag + owed)
 
     def _trim(self) -> None:
         """Forget tenants whose tag is past, and beyond a bound those that came longest ago."""

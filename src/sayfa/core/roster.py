@@ -110,6 +110,7 @@ class Roster:
             self.waiting.remove(sequence)
         sequence.status = Status.FINISHED
         sequence.finish = reason
+        self._policy.ended(sequence)
         state = sequence.state
         state.open_branches -= 1
         if not state.open_branches:

@@ -37,12 +37,13 @@ class RequestState:
 
     number: arrival number, 0 for the first request ever added. order: place in the waiting queue (lower is earlier).
     deadline_s: on the clock that `add` was called with, or None. admitted_s: when the first branch first ran.
+    expected: output tokens that the policy counted for each branch.
     open_branches: branches without a finish reason yet, those that do not exist yet included.
     """
 
     __slots__ = (
-        "admitted_s", "arrival_s", "branches", "deadline_s", "max_tokens", "num_cached", "num_prompt", "number",
-        "open_branches", "order", "params", "request", "root", "stops",
+        "admitted_s", "arrival_s", "branches", "deadline_s", "expected", "max_tokens", "num_cached", "num_prompt",
+        "number", "open_branches", "order", "params", "request", "root", "stops",
     )  # fmt: skip
 
     def __init__(self, request: Request, number: int, arrival_s: float, max_model_len: int) -> None:
@@ -57,6 +58,7 @@ class RequestState:
         self.num_prompt = len(request.prompt)
         self.num_cached = 0
         room = max_model_len - self.num_prompt
+        self.expected = 0
         self.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         self.stops = frozenset(params.stop_token_ids + ([] if params.ignore_eos else params.eos_token_ids))
         self.open_branches = params.n

@@ -24,7 +24,7 @@ from sayfa.base.step import NewRow, ScheduledRow, SchedulerOutput
 from sayfa.core.kv_cache import KvCache
 from sayfa.core.limits import Limits
 from sayfa.core.page_pool import PagePool
-from sayfa.core.policy import Policy, PriorityPolicy, StaticPolicy
+from sayfa.core.policy import FairPolicy, Policy, PriorityPolicy, StaticPolicy
 from sayfa.core.scheduler import Scheduler
 from sayfa.engine.engine import Engine
 from sayfa.models import content_digest, load_program
@@ -211,6 +211,8 @@ def _policy(options: SchedulerOptions) -> Policy:
             return PriorityPolicy(class_lead=0)
         case "priority":
             return PriorityPolicy()
+        case "fair":
+            return FairPolicy()
 
 
 def _main_type(source: TensorSource) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from fakes.deciding import request
 from sayfa.core.policy import MAX_TENANTS, PREEMPTIONS_PER_CLASS, FairPolicy, Policy, PriorityPolicy, StaticPolicy
-from sayfa.core.sequence import RequestState, Sequence
+from sayfa.core.sequence import RequestState, Sequence, Status
 from sayfa.core.waiting import WaitingQueue
 
 
@@ -73,6 +73,31 @@ def test_a_tenant_that_was_idle_saves_nothing_up() -> None:
     late = [state(policy, number, tenant="b", max_tokens=6) for number in range(20, 25)]
     busy = state(policy, 30, tenant="a", max_tokens=6)
     assert queue_of(*late, busy) == ["20", "21", "30", "22", "23", "24"]
+
+
+def test_one_tenant_is_served_first_come_first_served_in_classes() -> None:
+    policy = FairPolicy(class_lead_tokens=30)
+    states = [state(policy, 0, priority=1, max_tokens=6), *(state(policy, i, max_tokens=6) for i in range(1, 8))]
+    assert queue_of(*states) == ["1", "2", "0", "3", "4", "5", "6", "7"]
+
+
+def end(one: RequestState, num_output: int) -> None:
+    sequence = one.branches[0]
+    sequence.tokens += [0] * num_output
+    sequence.status = Status.FINISHED
+    sequence.finish = "length"
+
+
+def test_what_an_answer_had_is_settled_with_the_next_request() -> None:
+    """Tenant a names no limit and has short answers; it is not taken for one that uses all it might have used."""
+    policy = FairPolicy()
+    for number in range(0, 40, 2):
+        for tenant, limit in (("a", 90), ("b", 3)):
+            one = state(policy, number, tenant=tenant, max_tokens=limit)
+            policy.entered(one.branch(0))
+            end(one, 3)
+            policy.ended(one.branches[0])
+    assert policy._finish["a"] == policy._finish["b"] == 20 * (4 + 3)
 
 
 def test_many_tenants_cost_bounded_memory() -> None:
