@@ -13,7 +13,7 @@ from sayfa.base.clock import Clock
 from sayfa.base.errors import InvalidRequest, Overloaded
 from sayfa.base.faults import fault
 from sayfa.base.messages import EngineInfo, EngineOutput, Outputs, Pong, Refused, Request
-from sayfa.base.sampling_params import MAX_SEED
+from sayfa.base.sampling_params import MAX_SEED, SamplingParams
 from sayfa.core.scheduler import Scheduler
 from sayfa.engine.blame import GuardedRunner, Runner
 from sayfa.engine.estimate import QueueEstimate
@@ -62,7 +62,7 @@ class Engine:
             request = msgspec.structs.replace(request, params=params)
         num_waiting = self._scheduler.num_waiting
         retry_after_s = self._estimate.retry_after_s(num_waiting, now_s)
-        self._refuse_hopeless(request, self._estimate.wait_s(num_waiting, now_s), retry_after_s)
+        self._refuse_hopeless(request, self._estimate.wait_s(num_waiting, now_s) or 0.0, retry_after_s)
         fault("engine.add.before_queue")
         self._scheduler.add(request, now_s, retry_after_s)
 
@@ -109,13 +109,19 @@ class Engine:
                 param="prompt",
             )
 
-    def _refuse_hopeless(self, request: Request, wait_s: float | None, retry_after_s: int) -> None:
-        """Raise Overloaded before any work if the queue alone takes longer than the request's deadline."""
+    def _refuse_hopeless(self, request: Request, wait_s: float, retry_after_s: int) -> None:
+        """Raise Overloaded before any work if queue and answer take longer than the request's deadline.
+
+        Of the answer only what is certain counts: one step for each token that it must have.
+        """
         deadline_s = request.deadline_s
-        if deadline_s is not None and wait_s is not None and wait_s > deadline_s:
+        if deadline_s is None:
+            return
+        needed_s = wait_s + self._estimate.least_s(_least_tokens(request.params))
+        if needed_s > deadline_s:
             raise Overloaded(
-                f"the queue takes about {wait_s:.1f} s, longer than this request's deadline of {deadline_s:g} s; "
-                f"try again in {retry_after_s} s",
+                f"the queue takes about {wait_s:.1f} s and the answer at least {needed_s - wait_s:.1f} s, longer than "
+                f"this request's deadline of {deadline_s:g} s; try again in {retry_after_s} s",
                 code="deadline_unreachable",
                 retry_after_s=retry_after_s,
             )
@@ -170,7 +176,14 @@ class Engine:
     def _note_step(self, outputs: list[EngineOutput], step_s: float, now_s: float) -> None:
         self._num_steps += 1
         self._progress_s = now_s
+        self._estimate.note_step(step_s)
         self._expected_step_s = max(step_s, self._expected_step_s * STEP_MEMORY)
         finished = sum(output.finish is not None for output in outputs)
         if finished:
             self._estimate.note_finished(finished, now_s)
+
+
+def _least_tokens(params: SamplingParams) -> int:
+    """Say how many tokens an answer to these wishes must have, at least."""
+    cut = params.stop or params.stop_token_ids or not params.ignore_eos
+    return max(1, params.min_tokens if cut or params.max_tokens is None else params.max_tokens)

@@ -1,6 +1,6 @@
 """How long the queue takes: an honest Retry-After, and whether a deadline can still be met.
 
-Called by `engine.add`; learns from finished branches only. Must not know why things take long.
+Called by `engine.add`; learns from finished branches and from the time of steps. Must not know why things take long.
 """
 
 import math
@@ -21,10 +21,19 @@ class QueueEstimate:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._finished_s: deque[float] = deque(maxlen=REMEMBERED)
+        self._steps_s: deque[float] = deque(maxlen=REMEMBERED)
 
     def note_finished(self, count: int, now_s: float) -> None:
         """Learn that `count` answers ended at `now_s`."""
         self._finished_s.extend([now_s] * min(count, REMEMBERED))
+
+    def note_step(self, step_s: float) -> None:
+        """Learn how long a step took."""
+        self._steps_s.append(step_s)
+
+    def least_s(self, num_steps: int) -> float:
+        """Seconds that so many steps take if each is as short as the shortest of late; 0 if none is known."""
+        return min(self._steps_s, default=0.0) * num_steps
 
     def forget(self) -> None:
         """Start anew after an idle time, which is not how long answers take."""

@@ -151,15 +151,27 @@ class Generation:
             salt=plan.salt,
             tenant=plan.tenant,
             priority=plan.priority,
-            deadline_s=plan.deadline_s,
+            deadline_s=self._left_s(),
             arrival_s=self._record.arrived_s,
         )
+
+    def _left_s(self) -> float | None:
+        """Say how much of the deadline is left: reading and tokenizing the body took a part of it."""
+        if self.plan.deadline_s is None:
+            return None
+        left_s = self.plan.deadline_s - (self._context.clock.monotonic() - self._record.arrived_s)
+        if left_s <= 0:
+            raise self._expired()
+        return left_s
+
+    def _expired(self) -> DeadlinePassedError:
+        message = f"The answer was not complete within `deadline_s` ({self.plan.deadline_s} s)."
+        return DeadlinePassedError(message, param="deadline_s", code="deadline_exceeded")
 
     def _check_end(self, output: EngineOutput) -> None:
         """Raise for the endings that are no answers."""
         if output.finish == "deadline":
-            message = f"The answer was not complete within `deadline_s` ({self.plan.deadline_s} s)."
-            raise DeadlinePassedError(message, param="deadline_s", code="deadline_exceeded")
+            raise self._expired()
         if output.finish == "abort":
             raise Overloaded(
                 "The server is shutting down; the answer is not complete.", code="draining", retry_after_s=5
