@@ -1,7 +1,8 @@
-"""An attacker's end of HTTP: starts the scripted server, sends any bytes, and says what is wrong with what came back."""
+"""An attacker's end of HTTP: starts the scripted server, sends any bytes, and judges what came back."""
 
 import asyncio
 import json
+import os
 import re
 import signal
 import subprocess
@@ -49,8 +50,11 @@ def scripted_server(folder: Path, key: str = KEY, **options: Any) -> Iterator[Se
     log = folder / "server.log"
     command = [sys.executable, str(Path(__file__).with_name("scripted_server.py")), key]
     command += [f"{name}={json.dumps(value)}" for name, value in options.items()]
+    tests = Path(__file__).parents[1]
+    places = [str(tests), str(tests / "http"), str(tests.parent / "src"), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
     with log.open("wb") as errors:
-        process = psutil.Popen(command, stdout=subprocess.PIPE, stderr=errors)
+        process = psutil.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment)
     try:
         line = process.stdout.readline()
         assert line, log.read_text()

@@ -7,12 +7,8 @@ The first line on stdout is the port. Log lines go to stderr as a user's would. 
 
 import json
 import sys
-from pathlib import Path
 
 import msgspec
-
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "http")]
-
 from http_support import MODEL, text_tools, tokenizer
 
 from fakes.fake_engine import make_engine

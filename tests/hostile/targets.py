@@ -1,16 +1,19 @@
-"""What is fuzzed in process: each parser that reads a stranger's bytes, with good inputs to damage and the law it keeps.
+"""What is fuzzed in process: each parser that reads a stranger's bytes, good inputs to damage, and the law it keeps.
 
 Used by `test_parsers` (random damage, in `make test`) and by `fuzz` (guided by coverage, `make fuzz`). A target's `run`
 takes any bytes; it may raise the target's own errors, and nothing else.
 """
 
+import atexit
 import json
+import os
+import shutil
 import struct
 import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -50,8 +53,11 @@ class Target(NamedTuple):
 
 @cache
 def place() -> Path:
-    """A folder for the files that parsers want to open by name."""
-    return Path(tempfile.mkdtemp(prefix="sayfa-fuzz-"))
+    """A folder for the files that parsers want to open by name; in memory where there is such a place."""
+    memory = Path("/dev/shm")
+    folder = tempfile.mkdtemp(prefix="sayfa-fuzz-", dir=memory if os.access(memory, os.W_OK) else None)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def put(data: bytes, *path: str) -> Path:
@@ -166,8 +172,12 @@ def run_config(data: bytes) -> None:
 @cache
 def config_seeds() -> list[bytes]:
     llama = (make_successor(place() / "successor", {}) / "config.json").read_bytes()
-    more = {"model_type": "gemma3_text", "layer_types": ["sliding_attention"], "sliding_window": 16,
-            "rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}}  # fmt: skip
+    more = {
+        "model_type": "gemma3_text",
+        "layer_types": ["sliding_attention"],
+        "sliding_window": 16,
+        "rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}},
+    }
     scaled = {"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
                                "original_max_position_embeddings": 64}}  # fmt: skip
     return [llama, json.dumps(json.loads(llama) | more).encode(), json.dumps(json.loads(llama) | scaled).encode()]
@@ -229,8 +239,12 @@ def run_messages(data: bytes) -> None:
 
 def messages_seeds() -> list[bytes]:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
-    chat = [{"role": "system", "content": "be <|im_end|>"}, {"role": "user", "content": [{"type": "text", "text": "a"}]},
-            {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "42"}]  # fmt: skip
+    chat = [
+        {"role": "system", "content": "be <|im_end|>"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "42"},
+    ]
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
     return [json.dumps({"messages": chat}).encode(), json.dumps({"messages": chat, "tools": tools}).encode()]
 
@@ -253,7 +267,7 @@ def run_text(data: bytes) -> None:
 
 def text_seeds() -> list[bytes]:
     return [
-        "the quick <|im_end|> fox".encode(),
+        b"the quick <|im_end|> fox",
         "ığdır 😀👨‍👩‍👧 東京".encode(),
         b"\xf0\x9f\x98",
         b"a" * 3000,
@@ -318,23 +332,36 @@ def run_wire(data: bytes) -> None:
         try:
             message = decode(data)
         except MalformedMessageError as error:
-            assert error.request_id is None or len(error.request_id) <= 256
-            continue
-        again = encode(message)
-        assert encode(decode(again)) == again
-        if isinstance(message, Add):
-            try:
-                message.request.params.check()
-                message.request.params.check_vocabulary(1000)
-            except InvalidRequest:
-                pass
+            named = error.request_id
+        else:
+            named = None
+            check_message(message, decode)
+        assert named is None or len(named) <= 256
+
+
+def check_message(message: Any, decode: Callable[[bytes], Any]) -> None:
+    """It survives the wire, and its request's params are taken or refused by name."""
+    again = encode(message)
+    assert encode(decode(again)) == again
+    if isinstance(message, Add):
+        try:
+            message.request.params.check()
+            message.request.params.check_vocabulary(1000)
+        except InvalidRequest:
+            pass
 
 
 def wire_seeds() -> list[bytes]:
     params = SamplingParams(logit_bias={5: -1.5}, stop=["x"], seed=7, n=2, stop_token_ids=[3])
     output = EngineOutput(id="a", tokens=[4], logprobs=[TokenLogprobs(-0.5, 1, [4, 5], [-0.5, -1.0])], finish="stop")
-    messages = [Add(Request(id="a", prompt=[1, 2, 3], params=params, salt="s", deadline_s=1.5)), Abort(["a"]), Drain(2.5),
-                Ping(9), Outputs(outputs=[output]), Refused(id="a", kind="invalid", message="no", retry_after_s=1)]  # fmt: skip
+    messages = [
+        Add(Request(id="a", prompt=[1, 2, 3], params=params, salt="s", deadline_s=1.5)),
+        Abort(["a"]),
+        Drain(2.5),
+        Ping(9),
+        Outputs(outputs=[output]),
+        Refused(id="a", kind="invalid", message="no", retry_after_s=1),
+    ]
     return [encode(message) for message in messages]
 
 
@@ -354,11 +381,47 @@ def frame_seeds() -> list[bytes]:
 
 
 _JSON_WORDS = [b"null", b"true", b"1e999", b"-0", b"9" * 70, b"\\ud800", b'""', b"[[", b"{}", b"NaN", b'"a":', b"1.5"]
-_JINJA_WORDS = [b"{{", b"}}", b"{%", b"%}", b"{% for m in range(9999) %}", b"{% endfor %}", b"__class__", b"|tojson", b"~",
-                b"'x' * 10**9", b".format(", b"{% set ns = namespace(x=1) %}", b"{% macro f() %}", b"loop", b"|replace("]  # fmt: skip
+_JINJA_WORDS = [
+    b"{{",
+    b"}}",
+    b"{%",
+    b"%}",
+    b"{% for m in range(9999) %}",
+    b"{% endfor %}",
+    b"__class__",
+    b"|tojson",
+    b"~",
+    b"'x' * 10**9",
+    b".format(",
+    b"{% set ns = namespace(x=1) %}",
+    b"{% macro f() %}",
+    b"loop",
+    b"|replace(",
+]
 _NUMBERS = [struct.pack("<Q", value) for value in (0, 1, 2**31, 2**32, 2**60, 2**63, 2**64 - 1)]
-_YAML_WORDS = [b"&a", b"*a", b"!!python/object:os.system", b"!!binary |", b"!!set", b"!!timestamp", b"2024-13-45", b"0b_",
-               b"0x", b"1__", b"? [a]", b"<<: ", b"- ", b": ", b"{", b"}", b"%YAML", b"---", b"...", b".inf", b"1:99:99"]  # fmt: skip
+_YAML_WORDS = [
+    b"&a",
+    b"*a",
+    b"!!python/object:os.system",
+    b"!!binary |",
+    b"!!set",
+    b"!!timestamp",
+    b"2024-13-45",
+    b"0b_",
+    b"0x",
+    b"1__",
+    b"? [a]",
+    b"<<: ",
+    b"- ",
+    b": ",
+    b"{",
+    b"}",
+    b"%YAML",
+    b"---",
+    b"...",
+    b".inf",
+    b"1:99:99",
+]
 _TEXT_WORDS = [
     b"<|im_end|>",
     b"\xff",

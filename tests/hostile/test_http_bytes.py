@@ -1,7 +1,7 @@
 """F10, F30, T16, T20: no bytes on a connection make the server fail, hang, die, or tell about itself.
 
-A real server process on loopback; requests of each route, damaged from a seed, cut, glued and pipelined. What it wrote to
-its log is searched for secrets and for errors of ours at the end.
+A real server process on loopback; requests of each route, damaged from a seed, cut, glued and pipelined. What it wrote
+to its log is searched for secrets and for errors of ours at the end.
 """
 
 import asyncio
@@ -17,14 +17,45 @@ from damage import damaged
 
 SECRET_TEXT = "canary-prompt-7d1f9be3"
 WORDS = [
-    b"\r\n", b"\n", b"\r", b"\x00", b"\xff\xfe", b": ", b"transfer-encoding: chunked\r\n", b"content-length: 5\r\n",
-    b"content-length: 99999999999999999999\r\n", b"content-length: -1\r\n", b"host: evil.example\r\n", b"HTTP/1.0", b"HTTP/2.0",
-    b"HTTP/9.9", b"expect: 100-continue\r\n", b"upgrade: websocket\r\nconnection: upgrade\r\n", b"connection: keep-alive\r\n",
-    b"0\r\n\r\n", b"ffffffffffffffff\r\n", b"\r\n folded: x\r\n", b"GET ", b"CONNECT a:1 ", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    b"//", b"/%2e%2e/", b"*", b"http://evil.example/", b"?a=b#c", b"a" * 9000, b"x: y\r\n" * 120, b"content-encoding: gzip\r\n",
-    b"content-type: text/plain\r\n", b"x-request-id: \x01\x02\r\n", b"null", b"1e999", b"[" * 100, b'"n":999999999,',
+    b"\r\n",
+    b"\n",
+    b"\r",
+    b"\x00",
+    b"\xff\xfe",
+    b": ",
+    b"transfer-encoding: chunked\r\n",
+    b"content-length: 5\r\n",
+    b"content-length: 99999999999999999999\r\n",
+    b"content-length: -1\r\n",
+    b"host: evil.example\r\n",
+    b"HTTP/1.0",
+    b"HTTP/2.0",
+    b"HTTP/9.9",
+    b"expect: 100-continue\r\n",
+    b"upgrade: websocket\r\nconnection: upgrade\r\n",
+    b"connection: keep-alive\r\n",
+    b"0\r\n\r\n",
+    b"ffffffffffffffff\r\n",
+    b"\r\n folded: x\r\n",
+    b"GET ",
+    b"CONNECT a:1 ",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"//",
+    b"/%2e%2e/",
+    b"*",
+    b"http://evil.example/",
+    b"?a=b#c",
+    b"a" * 9000,
+    b"x: y\r\n" * 120,
+    b"content-encoding: gzip\r\n",
+    b"content-type: text/plain\r\n",
+    b"x-request-id: \x01\x02\r\n",
+    b"null",
+    b"1e999",
+    b"[" * 100,
+    b'"n":999999999,',
     f"authorization: Bearer {WRONG_KEY}\r\n".encode(),
-]  # fmt: skip
+]
 
 
 def requests() -> list[bytes]:
