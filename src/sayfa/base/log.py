@@ -31,7 +31,7 @@ class TextFormatter(logging.Formatter):
         room = record.name.removeprefix(NAME).removeprefix(".") or NAME
         fields = "".join(f" {key}={value}" for key, value in _extras(record))
         line = hide_secrets(f"{clock} {record.levelname:<7} {room}: {_escape(record.getMessage() + fields)}")
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        return f"{line}\n{hide_secrets(self.formatException(record.exc_info))}" if record.exc_info else line
 
 
 class JsonFormatter(logging.Formatter):

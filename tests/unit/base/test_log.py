@@ -46,3 +46,12 @@ def test_a_traceback_is_kept():
         made = record("failed", exc_info=(type(error), error, error.__traceback__))
     assert "ValueError: odd" in TextFormatter().format(made)
     assert "ValueError: odd" in json.loads(JsonFormatter().format(made))["traceback"]
+
+
+@pytest.mark.parametrize("form", [TextFormatter(), JsonFormatter()])
+def test_a_key_in_a_traceback_is_hidden_too(form):
+    try:
+        raise ValueError("got Bearer abcdef123456")
+    except ValueError as error:
+        made = record("failed", exc_info=(type(error), error, error.__traceback__))
+    assert "abcdef123456" not in form.format(made)
