@@ -1,6 +1,6 @@
-"""Times single weight products: GB/s of packed weights at few rows, GOP/s at many, beside the read bandwidth of the same run.
+"""Times single weight products: GB/s of packed weights at few rows, GOP/s at many, beside the read bandwidth.
 
-    python benchmarks/bench_ops.py [--shape smollm2 llama1b] [--types Q4_0 Q8_0 BF16] [--rows 1 8 32 128 512] [--isa avx2]
+    python benchmarks/bench_ops.py [--shape smollm2 llama1b] [--types Q4_0 BF16] [--rows 1 8 32 512] [--isa avx2]
 
 Each shape is made of as many weights as fill `--megabytes`, run in turn, so that none stays in a cache by luck.
 """
@@ -17,7 +17,7 @@ from sayfa.nn.program.native import NativeExecutor
 from sayfa.nn.program.program import InputBatch, KvSpec, Linear, ProgramBuilder, Weight
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from native.single_op import random_piece  # noqa: E402
+from fakes.single_op import random_piece
 
 SHAPES = {
     "smollm2": {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536)},

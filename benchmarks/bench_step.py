@@ -94,7 +94,10 @@ def main() -> None:
         page_size=PAGE, kv_type=wish.kv, isa=wish.isa, dtype=wish.dtype,
     )  # fmt: skip
     packed = executor.weights_bytes
-    print(f"packed {packed / 1e6:.1f} MB in {time.perf_counter() - start:.3f} s, {executor.isa}, {executor.threads} threads")
+    print(
+        f"packed {packed / 1e6:.1f} MB in {time.perf_counter() - start:.3f} s, "
+        f"{executor.isa}, {executor.threads} threads"
+    )
     most = max(max(wish.rows) * -(-max(wish.context) // PAGE), -(-max([1, *wish.prefill]) // PAGE))
     executor.allocate_pages(most + 2)
     block = _native.Block(256 << 20)

@@ -207,7 +207,9 @@ void bind_attention(nb::class_<Program>& c) {
           p.add("attention", p.kernels().ops.attention, args, rows(0));
           p.add_pages_user(&p.last_args<AttentionArgs>().layer, std::get<0>(pages));
           p.pool()->reserve_scratch(p.kernels().ops.attention_scratch_bytes(args, max_tokens, max_rows));
-        });
+        },
+        nb::arg("query"), nb::arg("out"), nb::arg("pages"), nb::arg("heads"), nb::arg("scale"), nb::arg("window"),
+        nb::arg("max_tokens"), nb::arg("max_rows"), nb::arg("partials").none());
   c.def("attention_partials_bytes", [](const Program& p, PagesTuple pages, int heads, float scale, int window) {
     const auto need = p.kernels().ops.attention_partials_bytes;
     if (!need) throw std::invalid_argument("the native library was built without attention");
@@ -259,7 +261,10 @@ void bind_program(nb::module_& m) {
   c.def("set_limits", [](Program& p, int max_tokens, int max_rows, int vocab, int positions, int num_pages, int page_size) {
     p.limits = {max_tokens, max_rows, vocab, positions, num_pages, page_size};
   });
-  c.def("run", &run);
+  // Arrays of another type or order are refused, not converted.
+  c.def("run", &run, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(), nb::arg("slots").noconvert(),
+        nb::arg("query_start").noconvert(), nb::arg("context_len").noconvert(), nb::arg("page_table").noconvert(),
+        nb::arg("logit_rows").noconvert());
   // The same by addresses and without any check, for tests and measurements of single ops.
   c.def(
       "run",

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from native.single_op import BLOCKS, FLOATS, K_QUANTS, Product, plain, quantized, random_piece, to_bf16
 
+from fakes.single_op import BLOCKS, FLOATS, K_QUANTS, Product, plain, quantized, random_piece, to_bf16
 from sayfa.nn.program.native import isas
 from sayfa.nn.program.program import Weight
 
+pytestmark = pytest.mark.skipif(not isas(), reason="the native library is not built")
 ALL = [*BLOCKS, *FLOATS]
 ISAS = isas()
 ROWS = [*range(1, 14), 32, 100]
