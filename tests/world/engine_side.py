@@ -6,7 +6,8 @@ the client's: only differences may ever be used. While a step is computed only t
 up before the next turn.
 
 Checked after each turn: the audit of the deciding wing, that something moves as long as something waits, that an
-engine without work holds no page and no row.
+engine without work holds no page and no row, that nobody is worked for whose client has gone, that no page goes from
+one tenant to another.
 """
 
 import asyncio
@@ -36,6 +37,7 @@ from world.loop import VirtualClock
 PAGE_SIZE = 4
 MAX_IDLE_STEPS = 64
 """F25: so many steps without any progress while something waits are a standstill."""
+MAX_LATE_TURNS = 2
 KILLED = -9
 
 
@@ -86,14 +88,14 @@ class SpoiledRunner(FakeRunner):
         fault("runner.before_sample")
 
     def _numbers_of(self, row: int, step: int) -> str | None:
-        """Spoil the row's numbers; what it wrote in this step is rubbish then, and whoever finds it will notice."""
-        scheduled = self._scheduled[row]
-        if self._spoil_of(scheduled) != "nan":
+        """Spoil the row's numbers; what it holds alone is rubbish then, and whoever finds that later will notice."""
+        if self._spoil_of(self._scheduled[row]) != "nan":
             return None
         self.spoiled += 1
-        pages = self.rows[row].pages
-        for position in range(scheduled.start, scheduled.start + scheduled.count):
-            self.slots[pages[position // PAGE_SIZE]][position % PAGE_SIZE] = -1
+        others = {page for number, other in self.rows.items() if number != row for page in other.pages}
+        for page in self.rows[row].pages:
+            if page not in others:
+                self.slots[page] = [-1] * PAGE_SIZE
         return "the logits are not finite"
 
     def _result(self, step: int, scheduled: ScheduledRow) -> Any:
@@ -231,6 +233,8 @@ class WorldProcess:
         self._exited = asyncio.Event()
         self._idle_steps = 0
         self._begun = False
+        self._owners: dict[bytes, str] = {}
+        self._late: dict[tuple[str, int], int] = {}
         self._loop: EngineLoop | None = None
         self.task = asyncio.ensure_future(self._live())
 
@@ -372,9 +376,31 @@ class WorldProcess:
             assert scheduler.cache.pool.num_used == 0, "an engine without work holds pages"
             assert self.runner is not None
             assert not self.runner.rows, "an engine without work holds rows"
+        self._check_owners(scheduler)
+        self._check_wanted(scheduler)
         moved = bool(scheduler._last.rows) or not scheduler.num_waiting
         self._idle_steps = 0 if moved else self._idle_steps + 1
         assert self._idle_steps < MAX_IDLE_STEPS, "something waits and nothing moves"
+
+    def _check_owners(self, scheduler: Scheduler) -> None:
+        for sequence in scheduler._roster.running:
+            request = sequence.state.request
+            for page in sequence.pages:
+                page_hash = scheduler.cache.pool.hash_of(page)
+                if page_hash is not None:
+                    owner = self._owners.setdefault(page_hash, request.tenant)
+                    assert owner == request.tenant, "a page went from one tenant to another"
+
+    def _check_wanted(self, scheduler: Scheduler) -> None:
+        """R04: one step and 250 ms after a client has gone, in whatever way, the engine does not know its request."""
+        host = self._host
+        now_s = host.clock.monotonic()
+        for state in scheduler._roster.requests.values():
+            gone_s = host.gone_s(state.params.seed or 0)
+            key = (state.request.id, state.number)
+            late = gone_s is not None and now_s > gone_s + 0.25 + 2 * self.to_engine.extra_s
+            self._late[key] = self._late.get(key, 0) + 1 if late else 0
+            assert self._late[key] <= MAX_LATE_TURNS, f"the engine works for {state.request.id}, whose client has gone"
 
     def _deliver(self, data: bytes) -> None:
         if self._link is not None:
@@ -394,7 +420,8 @@ class WorldProcess:
 class Host:
     """The machine that engine processes run on. Its `spawn` is handed to the real ProcessClient.
 
-    broken: what no process may do. no_starts: how many of the next starts die early. on_death: called at each.
+    broken: what no process may do. no_starts: how many of the next starts die early. gone_s: when the last sender of the
+    calls with a seed went away; None while one is there.
     """
 
     def __init__(
@@ -410,6 +437,7 @@ class Host:
         self.turns = 0
         self.deaths_s: list[float] = []
         self.processes: list[WorldProcess] = []
+        self.gone_s: Callable[[int], float | None] = lambda seed: None
 
     def spawn(self, command: list[str], first_frame: bytes) -> WorldProcess:
         alive = [process.pid for process in self.processes if process.exit_code is None]

@@ -199,3 +199,47 @@ def random_blow(rnd: random.Random, kind: str, span_s: float) -> Blow:
 
 def on_grid(seconds: float) -> float:
     return round(round(seconds / GRID_S) * GRID_S, 6)
+
+
+# ------------------------------------------------------------------------------------------------- narrower worlds
+
+
+def numbers_history(seed: int) -> History:
+    """Some calls with prompts that begin alike, one of which has numbers that are not finite; nothing else happens."""
+    rnd = random.Random(f"numbers {seed}")
+    setting = msgspec.structs.replace(random_setting(rnd), max_queued_requests=32)
+    calls = [_quiet(random_call(rnd, index, 0.3, setting)) for index in range(rnd.randint(2, 6))]
+    spoiled = rnd.randrange(len(calls))
+    changes = {"spoil": "nan", "spoil_after": rnd.choice([0, 0, 1, 3, 6]), "ignore_eos": True}
+    calls[spoiled] = msgspec.structs.replace(calls[spoiled], stop=[], stop_ids=[], **changes)
+    return History(seed=seed, setting=setting, events=sorted(calls, key=lambda call: call.at_s))
+
+
+def clock_history(seed: int) -> History:
+    """Calls with and without deadlines, slow bodies and slow readers, while calendar and clock jump."""
+    rnd = random.Random(f"clock {seed}")
+    setting = msgspec.structs.replace(random_setting(rnd), max_queued_requests=32)
+    calls = []
+    for index in range(rnd.randint(2, 5)):
+        call = _quiet(random_call(rnd, index, 1.0, setting))
+        calls.append(
+            msgspec.structs.replace(
+                call,
+                deadline_s=on_grid(rnd.choice([0.1, 1.0, 30.0, 7200.0])) if rnd.random() < 0.5 else None,
+                body_s=on_grid(rnd.uniform(0, 1.0)) if rnd.random() < 0.3 else 0.0,
+                read_s=0.2 if rnd.random() < 0.3 else 0.0,
+            )
+        )
+    blows = []
+    for _ in range(rnd.randint(1, 4)):
+        blows += [random_blow(rnd, rnd.choice(["wall", "stall"]), 1.0), random_blow(rnd, "scrape", 3.0)]
+    events: list[Call | Blow] = [*calls, *blows]
+    return History(seed=seed, setting=setting, events=sorted(events, key=lambda event: event.at_s))
+
+
+def _quiet(call: Call) -> Call:
+    """The same call from a patient client with a right key who makes no mistakes."""
+    return msgspec.structs.replace(
+        call, tenant=max(call.tenant, 0), bad="", body_s=0.0, read_s=0.0, stops_after=None, leaves_s=None,
+        leaves_after=None, deadline_s=None, spoil="", max_tokens=min(call.max_tokens, 10),
+    )  # fmt: skip

@@ -31,6 +31,10 @@ class VirtualClock:
         """Let time pass while nobody runs, as a suspended machine does."""
         self._now_s += seconds
 
+    def move_to(self, now_s: float) -> None:
+        """Let time pass up to a moment; never back."""
+        self._now_s = max(self._now_s, now_s)
+
     def jump_wall(self, seconds: float) -> None:
         """Set the calendar."""
         self._wall_ahead_s += seconds
@@ -39,14 +43,16 @@ class VirtualClock:
 class _NoSelector:
     """Takes the place of the selector: instead of waiting, time moves on."""
 
-    def __init__(self, clock: VirtualClock) -> None:
+    def __init__(self, clock: VirtualClock, next_timer_s: Callable[[], float]) -> None:
         self._clock = clock
+        self._next_timer_s = next_timer_s
 
     def select(self, timeout_s: float | None) -> list[Any]:
         if timeout_s is None:
             raise WorldStandsStillError("nothing is ready and nothing is scheduled")
         if timeout_s > 0:
-            self._clock.advance(timeout_s)
+            # Not by `timeout_s`: a sum of differences would depend on which other timers there were.
+            self._clock.move_to(self._next_timer_s())
         return []
 
     def close(self) -> None:
@@ -60,13 +66,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.complaints: list[str] = []
         self._clock = clock
-        self._selector = _NoSelector(clock)
+        self._selector = _NoSelector(clock, lambda: self._scheduled[0].when())
         self._clock_resolution = 1e-7
         self._turns_left = most_turns
         self.set_exception_handler(lambda loop, context: self.complaints.append(_describe(context)))
 
     def time(self) -> float:
         return self._clock.monotonic()
+
+    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        """As asyncio's, in whole microseconds: sums of floats that mean the same moment are the same moment."""
+        return super().call_at(round(when, 6), callback, *args, context=context)
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":  # type: ignore[override]
         """Do the job now; its future is done when the caller first awaits it."""

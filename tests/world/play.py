@@ -75,6 +75,9 @@ class World:
         self._stack = contextlib.ExitStack()
         self._disk = FullDisk()
         self.answers: list[Answer] = []
+        self._open: Counter[int] = Counter()
+        self._gone_s: dict[int, float] = {}
+        self._host.gone_s = lambda seed: None if self._open[seed] else self._gone_s.get(seed)
 
     # ------------------------------------------------------------------------------------------- the play
 
@@ -121,7 +124,7 @@ class World:
             if isinstance(event, Call):
                 answer = Answer(event, self._loop.time())
                 self.answers.append(answer)
-                tasks.append(asyncio.ensure_future(Caller(app, answer).run()))
+                tasks.append(asyncio.ensure_future(self._call(app, answer)))
             else:
                 self._blow(event)
         if tasks:
@@ -131,9 +134,20 @@ class World:
         for task in tasks:
             task.result()
 
+    async def _call(self, app: Any, answer: Answer) -> None:
+        seed = answer.call.seed
+        self._open[seed] += 1
+        try:
+            await Caller(app, answer).run()
+        finally:
+            self._open[seed] -= 1
+            self._gone_s[seed] = self._loop.time()
+
     async def _sleep_until(self, at_s: float) -> None:
-        while self._loop.time() < at_s:
-            await asyncio.sleep(at_s - self._loop.time())
+        if self._loop.time() < at_s:
+            moment = self._loop.create_future()
+            self._loop.call_at(at_s, moment.set_result, None)
+            await moment
 
     async def _end_well(self) -> None:
         """Let the engine come to rest, then end everything as SIGTERM does."""
@@ -209,6 +223,7 @@ class World:
     def _check_answer(self, answer: Answer) -> None:
         call = answer.call
         answer.understand()
+        took_s = answer.ended_s - answer.started_s
         name = f"call {call.seed} ({answer.status}, {answer.code})"
         if answer.status in LATER:
             seconds = answer.headers.get("retry-after", "")
@@ -222,10 +237,26 @@ class World:
         if not answer.closed:
             self._demand(call.stops_after is not None, f"{name}: the answer never ended")
             return
+        if call.deadline_s is not None and self._is_punctual(call):
+            limit_s = max(call.deadline_s, call.body_s) + self._late_s
+            self._demand(took_s <= limit_s, f"{name}: took {took_s:.3f} s of {call.deadline_s}")
         if answer.served:
             self._demand(sorted(answer.reasons) == list(range(call.n)), f"{name}: ended choices {answer.reasons}")
         else:
             self._demand(self._has_cause(answer), f"{name}: there is no cause for this; {answer.message}")
+
+    def _is_punctual(self, call: Call) -> bool:
+        """Whether nothing in this history may delay the end of a call beyond its deadline."""
+        slow = {"freeze", "stall", "slow_link", "no_start"} & {e.kind for e in self._history.events if isinstance(e, Blow)}
+        return not slow and not call.read_s and call.stops_after is None
+
+    @property
+    def _late_s(self) -> float:
+        """A deadline is seen at the next step; its news travels to the caller. A failed step is computed in halves."""
+        setting = self._history.setting
+        fails = any(not isinstance(e, Call) or e.spoil == "raise" for e in self._history.events)
+        num_steps = 3 + (2 * setting.max_num_seqs if fails else 0)
+        return num_steps * setting.step_s + 4 * setting.latency_s + 0.05
 
     def _check_text(self, answer: Answer, branch: int, text: str, name: str) -> None:
         call = answer.call
