@@ -13,11 +13,19 @@
 
 namespace sayfa {
 
-// Where the parts of one prepared row lie, in bytes from its start; -1: not made. q [K] int8; for each 32 of K: scale
-// float, neg32 = -8 * sum(q) int32, sum32 = scale * sum(q) float; for each 16 of K the same as neg16 and sum16.
+// What a product needs of a group of int8 activations beside the bytes: 32 of them, or each half on its own.
+struct GroupFacts {
+  float scale;
+  int32_t neg8;  // -8 * sum of the bytes
+  float sum;     // scale * sum of the bytes
+  int32_t unused;
+};
+
+// Where the parts of one prepared row lie, in bytes from its start; -1: not made. q [K] int8, facts32 [K / 32] and
+// facts16 [K / 16] GroupFacts.
 struct RowLayout {
   int64_t k = 0;
-  int64_t q = -1, scale = -1, neg32 = -1, sum32 = -1, neg16 = -1, sum16 = -1;
+  int64_t q = -1, facts32 = -1, facts16 = -1;
   int64_t bf16 = -1;
   int64_t f32 = -1;
   int64_t bytes = 0;  // a multiple of 64

@@ -27,55 +27,57 @@ struct Shape {
 
 // Where a row's sums start in a group: minus zero times the sum of the row's bytes.
 template <Format F>
-inline I16 start(const int32_t* neg8) {
+inline I16 start(const uint8_t* facts) {
   if (Shape<F>::minimum || (!Shape<F>::small && kStartsAtZero)) return i_set(0);
-  return Shape<F>::small ? i_set(*neg8) : times_16(i_set(*neg8));
+  const I16 minus_eight = i_set(static_cast<int32_t>(load32(facts + offsetof(GroupFacts, neg8))));
+  return Shape<F>::small ? minus_eight : times_16(minus_eight);
 }
 
 template <Format F>
-inline I16 dot(I16 sum, I16 w, int32_t a) {
-  return Shape<F>::small ? dot_small(sum, w, a) : dot_full(sum, w, a);
+inline I16 dot(I16 sum, I16 w, const uint8_t* q) {
+  const auto four = static_cast<int32_t>(load32(q));
+  return Shape<F>::small ? dot_small(sum, w, four) : dot_full(sum, w, four);
 }
 
-struct RowParts {
-  const uint8_t* q;
-  const float* scale;
-  const int32_t* neg8;
-  const float* sum;
+inline F16 f_spread(const uint8_t* x) { return f_set(float_of_bits(load32(x))); }
+
+// One part of the R rows, walked along K. The addresses of rows 1 and 2, 4 and 5 are those of 0 and 3 plus one or two
+// strides, which the processor adds for free; two pointers stand for six rows, and the compiler, which would make six of
+// them and run out of registers, is kept from looking through.
+class Walk {
+ public:
+  Walk(const uint8_t* first, int64_t stride) : low_(first), high_(first + 3 * stride), stride_(stride) { hide(); }
+  const uint8_t* row(int r) const { return (r < 3 ? low_ : high_) + (r % 3) * stride_; }
+  void advance(int64_t bytes) {
+    low_ += bytes;
+    high_ += bytes;
+    hide();
+  }
+
+ private:
+  void hide() { asm("" : "+r"(low_), "+r"(high_), "+r"(stride_)); }
+  const uint8_t* low_;
+  const uint8_t* high_;
+  int64_t stride_;
 };
-
-template <Format F>
-inline RowParts row_parts(const TileArgs& t, int r) {
-  const uint8_t* row = t.rows + r * t.row_stride;
-  const RowLayout& l = *t.layout;
-  const bool wide = Shape<F>::group == 32;
-  return {row + l.q, reinterpret_cast<const float*>(row + l.scale),
-          reinterpret_cast<const int32_t*>(row + (wide ? l.neg32 : l.neg16)),
-          reinterpret_cast<const float*>(row + (wide ? l.sum32 : l.sum16))};
-}
-
-inline int32_t four(const uint8_t* q) {
-  int32_t word;
-  std::memcpy(&word, q, 4);
-  return word;
-}
 
 template <Format F, int R>
 void tile(const TileArgs& t) {
   using S = Shape<F>;
-  RowParts row[R];
-  for (int r = 0; r < R; ++r) row[r] = row_parts<F>(t, r);
-  const int64_t groups = t.layout->k / S::group;
+  const RowLayout& l = *t.layout;
+  const bool wide = S::group == 32;
+  const int64_t groups = l.k / S::group;
   for (int side = 0; side < 2; side += kSide) {
     F16 sum[R][kSide];
     for (auto& s : sum)
       for (F16& v : s) v = f_set(0.0f);
     const uint8_t* p = t.panel;
+    Walk q(t.rows + l.q, t.row_stride), facts(t.rows + (wide ? l.facts32 : l.facts16), t.row_stride);
     for (int64_t g = 0; g < groups; ++g, p += S::bytes) {
-      if (t.fetch.ahead) fetch_early(t.fetch, p, S::bytes);
+      if (t.fetch.ahead && side == 0) fetch_early(t.fetch, p, S::bytes);
       I16 acc[R][kSide];
       for (int r = 0; r < R; ++r)
-        for (I16& a : acc[r]) a = start<F>(row[r].neg8 + g);
+        for (I16& a : acc[r]) a = start<F>(facts.row(r));
       const uint8_t* words = p + S::scale_bytes + side * 64;
 #pragma GCC unroll 8
       for (int i = 0; i < S::words; ++i) {
@@ -85,22 +87,22 @@ void tile(const TileArgs& t) {
           if (S::facts.bits == 4) high[v] = high_nibbles(w[v]), w[v] = low_nibbles(w[v]);
         }
         for (int r = 0; r < R; ++r) {
-          const uint8_t* q = row[r].q + g * S::group + 4 * i;
-          const int32_t a = four(q);
-          for (int v = 0; v < kSide; ++v) acc[r][v] = dot<F>(acc[r][v], w[v], a);
+          const uint8_t* at = q.row(r) + 4 * i;
+          for (int v = 0; v < kSide; ++v) acc[r][v] = dot<F>(acc[r][v], w[v], at);
           if (S::facts.bits != 4) continue;
-          const int32_t b = four(q + S::group / 2);
-          for (int v = 0; v < kSide; ++v) acc[r][v] = dot<F>(acc[r][v], high[v], b);
+          for (int v = 0; v < kSide; ++v) acc[r][v] = dot<F>(acc[r][v], high[v], at + S::group / 2);
         }
       }
       for (int v = 0; v < kSide; ++v) {
         const F16 scale = f_load_half(p + (side + v) * 32);
         for (int r = 0; r < R; ++r)
-          sum[r][v] = f_fma(to_float(acc[r][v]), f_mul(scale, f_set(row[r].scale[g * S::group / 32])), sum[r][v]);
+          sum[r][v] = f_fma(to_float(acc[r][v]), f_mul(scale, f_spread(facts.row(r))), sum[r][v]);
         if (!S::minimum) continue;
         const F16 minimum = f_load_half(p + 64 + (side + v) * 32);
-        for (int r = 0; r < R; ++r) sum[r][v] = f_fma(minimum, f_set(row[r].sum[g]), sum[r][v]);
+        for (int r = 0; r < R; ++r) sum[r][v] = f_fma(minimum, f_spread(facts.row(r) + offsetof(GroupFacts, sum)), sum[r][v]);
       }
+      q.advance(S::group);
+      facts.advance(sizeof(GroupFacts));
     }
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < kSide; ++v) f_store(t.tile + r * 32 + (side + v) * 16, sum[r][v]);

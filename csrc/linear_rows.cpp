@@ -68,34 +68,35 @@ inline void quantize_group(const float* x, float inverse, int8_t* q, int32_t* su
   }
 }
 
+inline GroupFacts facts_of(float scale, int32_t sum) { return {scale, -8 * sum, scale * static_cast<float>(sum), 0}; }
+
 void quantize_row(const RowLayout& l, const float* x, uint8_t* out) {
   auto* q = reinterpret_cast<int8_t*>(out + l.q);
-  auto* scale = reinterpret_cast<float*>(out + l.scale);
-  auto* neg32 = reinterpret_cast<int32_t*>(out + l.neg32);
-  auto* sum32 = reinterpret_cast<float*>(out + l.sum32);
+  auto* facts32 = reinterpret_cast<GroupFacts*>(out + l.facts32);
+  auto* facts16 = reinterpret_cast<GroupFacts*>(out + l.facts16);
   const int64_t groups = l.k / kGroup;
-  for (int64_t g = 0; g < groups; ++g) scale[g] = largest_magnitude(x + g * kGroup);
-  for (int64_t g = 0; g < groups; ++g) {
-    // sum32 holds the inverses until the sums come. Below 1e-30 the inverse would overflow; such a group is zero for all
-    // purposes. A NaN is not below anything.
-    const float largest = scale[g];
-    const bool zero = largest < 1e-30f;
-    sum32[g] = zero ? 0.0f : 127.0f / largest;
-    scale[g] = zero ? 0.0f : largest / 127.0f;
-  }
-  for (int64_t g = 0; g < groups; ++g) {
-    int32_t sums[2] = {0, 0};
-    if (l.neg16 < 0) {
-      quantize_group<1>(x + g * kGroup, sum32[g], q + g * kGroup, sums);
-    } else {
-      quantize_group<2>(x + g * kGroup, sum32[g], q + g * kGroup, sums);
-      for (int64_t half = 0; half < 2; ++half) {
-        reinterpret_cast<int32_t*>(out + l.neg16)[2 * g + half] = -8 * sums[half];
-        reinterpret_cast<float*>(out + l.sum16)[2 * g + half] = scale[g] * static_cast<float>(sums[half]);
-      }
+  constexpr int64_t kSpan = 64;  // groups whose divisions are made side by side
+  float scale[kSpan], inverse[kSpan];
+  for (int64_t start = 0; start < groups; start += kSpan) {
+    const int64_t count = groups - start < kSpan ? groups - start : kSpan;
+    for (int64_t g = 0; g < count; ++g) scale[g] = largest_magnitude(x + (start + g) * kGroup);
+    for (int64_t g = 0; g < count; ++g) {
+      // Below this the inverse would overflow; such a group is zero for all purposes. A NaN is not below anything.
+      const bool zero = scale[g] < 1e-30f;
+      inverse[g] = zero ? 0.0f : 127.0f / scale[g];
+      scale[g] = zero ? 0.0f : scale[g] / 127.0f;
     }
-    neg32[g] = -8 * (sums[0] + sums[1]);
-    sum32[g] = scale[g] * static_cast<float>(sums[0] + sums[1]);
+    for (int64_t g = 0; g < count; ++g) {
+      int32_t sums[2] = {0, 0};
+      const int64_t at = start + g;
+      if (l.facts16 < 0) {
+        quantize_group<1>(x + at * kGroup, inverse[g], q + at * kGroup, sums);
+      } else {
+        quantize_group<2>(x + at * kGroup, inverse[g], q + at * kGroup, sums);
+        for (int64_t half = 0; half < 2; ++half) facts16[2 * at + half] = facts_of(scale[g], sums[half]);
+      }
+      facts32[at] = facts_of(scale[g], sums[0] + sums[1]);
+    }
   }
 }
 

@@ -37,14 +37,9 @@ RowLayout row_layout(int64_t k, uint32_t formats) {
   }
   if (wide || narrow) {
     l.q = take(k);
-    l.scale = take(k / 32 * 4);
-    l.neg32 = take(k / 32 * 4);
-    l.sum32 = take(k / 32 * 4);
+    l.facts32 = take(k / 32 * static_cast<int64_t>(sizeof(GroupFacts)));
   }
-  if (narrow) {
-    l.neg16 = take(k / 16 * 4);
-    l.sum16 = take(k / 16 * 4);
-  }
+  if (narrow) l.facts16 = take(k / 16 * static_cast<int64_t>(sizeof(GroupFacts)));
   if (formats >> static_cast<int>(Format::bf16) & 1) l.bf16 = take(round_up(k, 2) * 2);
   if (formats >> static_cast<int>(Format::f32) & 1) l.f32 = take(k * 4);
   return l;
