@@ -180,6 +180,14 @@ class AttentionStep:
         calls.set_pages(self.layer.pages)
         run(calls, *self._step(chunks))
 
+    def open_counters(self) -> int:
+        """How many finish counters of split work are not back at zero."""
+        block = self._partials
+        if block is None or block.bytes <= 64:
+            return 0
+        counters = (ctypes.c_int32 * (256 * 16)).from_address(block.address)
+        return int(np.count_nonzero(np.frombuffer(counters, np.int32)))
+
     def _step(self, chunks: list[tuple[int, int, int]]) -> tuple[list[Ints], tuple[int, ...]]:
         layer, none = self.layer, np.zeros(0, np.int32)
         spans = [np.arange(first, end, dtype=np.int32) for _, first, end in chunks]
