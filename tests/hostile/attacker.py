@@ -86,9 +86,11 @@ def request(method: str, path: str, body: Any = None, key: str = KEY, close: boo
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + content
 
 
-async def exchange(port: int, pieces: list[bytes], patience_s: float = 0.1) -> bytes:
+async def exchange(
+    port: int, pieces: list[bytes], patience_s: float = 0.1, hang_limit_s: float = HANG_LIMIT_S
+) -> bytes:
     """Send the pieces and give all that comes back. Fails if the server neither answers nor closes."""
-    async with asyncio.timeout(HANG_LIMIT_S):
+    async with asyncio.timeout(hang_limit_s):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         received = bytearray()
         try:
