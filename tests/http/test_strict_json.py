@@ -3,6 +3,7 @@
 import json
 import random
 import time
+import tracemalloc
 from contextlib import suppress
 
 import pytest
@@ -71,3 +72,16 @@ def test_a_body_of_10_mib_is_read_or_refused_in_bounded_time() -> None:
         with suppress(InvalidRequest):
             parse(body)
         assert time.process_time() - started < 1.5, body[:20]
+
+
+def test_t15_a_wall_of_strings_is_refused_before_it_is_taken_apart() -> None:
+    """Taking strings out of a text costs memory for each; 3 MB must not cost 60."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest, match="strings"):
+            parse(b'{"a": [' + b'"",' * 1_000_000 + b"[" * 70)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    quotes = json.dumps({"text": json.dumps(["x"] * 200_000)}).encode()
+    assert len(parse(quotes)["text"]) > 600_000
