@@ -110,6 +110,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        cycle.scope["sayfa.hang_up"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         super()._start_asgi_task(cycle, app)
 
     # ------------------------------------------------------------------------------------------ refusals

@@ -55,12 +55,14 @@ class EventStream(Response):
         self._streams = streams
         self._work: asyncio.Task[None] | None = None
         self._send: Send | None = None
+        self._hang_up: Callable[[], None] | None = None
         self._started = False
         self.sending_since_s: float | None = None
         self.last_sent_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
+        self._hang_up = scope.get("sayfa.hang_up")
         self._streams.add(self)
         self._work = asyncio.create_task(self._pump(send))
         gone = asyncio.create_task(wait_until_gone(receive))
@@ -75,8 +77,13 @@ class EventStream(Response):
             self._work.result()
 
     def give_up(self) -> None:
-        """End a stream whose reader stopped reading; its request is aborted by the end of `events`."""
-        if self._work is not None:
+        """End a stream whose reader stopped reading; its request is aborted by the end of `events`.
+
+        The connection goes with it: closing it politely would keep what is unsent until the reader reads.
+        """
+        if self._hang_up is not None:
+            self._hang_up()
+        elif self._work is not None:
             self._work.cancel()
 
     async def keep_alive(self) -> None:
