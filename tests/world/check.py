@@ -8,6 +8,9 @@ import sys
 from world.history import Call, History, clock_history, numbers_history, random_history
 from world.play import Outcome, ViolationError, play
 
+CALENDAR_EVERY = 4
+"""Every so many of the clock's histories are played again without the calendar's jumps."""
+
 
 def check_any(seed: int) -> History:
     """F02: anything may happen."""
@@ -35,11 +38,10 @@ def check_clock(seed: int) -> History:
     for answer in outcome.answers:
         if answer.call.deadline_s is None:
             _demand(answer.served, f"call {answer.call.seed} was not served: {answer.status} {answer.code}")
-    calm = [event for event in history.events if isinstance(event, Call) or event.kind != "wall"]
-    _demand(
-        _said(outcome) == _said(play(History(seed=history.seed, setting=history.setting, events=calm))),
-        "the calendar changed an answer",
-    )
+    if seed % CALENDAR_EVERY == 0:
+        calm = [event for event in history.events if isinstance(event, Call) or event.kind != "wall"]
+        other = play(History(seed=history.seed, setting=history.setting, events=calm))
+        _demand(_said(outcome) == _said(other), "the calendar changed an answer")
     return history
 
 

@@ -17,7 +17,20 @@ from world.history import END_TOKEN, NUM_TOKENS, Call
 
 MODEL = "world"
 KEYS = ["sk-world-one", "sk-world-two", "sk-world-three"]
-_WORDS = [b"a", b"b", b"c", b"d", b" ", b"\xc3", b"\xa9", "é".encode(), "😀".encode()[:2], "😀".encode()[2:], b"ab", b"da"]
+_WORDS = [
+    b"a",
+    b"b",
+    b"c",
+    b"d",
+    b" ",
+    b"\xc3",
+    b"\xa9",
+    "é".encode(),
+    "😀".encode()[:2],
+    "😀".encode()[2:],
+    b"ab",
+    b"da",
+]
 
 
 class Letters:

@@ -74,7 +74,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._clock.monotonic()
 
-    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.TimerHandle:
+    def call_at(
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
         """As asyncio's, in whole microseconds: sums of floats that mean the same moment are the same moment."""
         return super().call_at(round(when, 6), callback, *args, context=context)
 

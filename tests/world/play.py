@@ -113,7 +113,9 @@ class World:
             self._absences.append([now_s, math.inf])
 
     async def _let_start(self) -> None:
-        if not any(isinstance(event, Blow) and event.at_s <= 0 for event in self._history.events):
+        """Wait for the engine, unless something keeps it from starting in time."""
+        hard = ("kill", "no_start", "drain", "sigterm", "freeze")
+        if not any(isinstance(event, Blow) and event.kind in hard for event in self._history.events[:1]):
             await self._client.wait_ready()
 
     async def _play_events(self, app: Any) -> None:
@@ -247,7 +249,8 @@ class World:
 
     def _is_punctual(self, call: Call) -> bool:
         """Whether nothing in this history may delay the end of a call beyond its deadline."""
-        slow = {"freeze", "stall", "slow_link", "no_start"} & {e.kind for e in self._history.events if isinstance(e, Blow)}
+        kinds = {event.kind for event in self._history.events if isinstance(event, Blow)}
+        slow = bool(kinds & {"freeze", "stall", "slow_link", "no_start"})
         return not slow and not call.read_s and call.stops_after is None
 
     @property
@@ -277,7 +280,7 @@ class World:
         took_s = answer.ended_s - answer.started_s
         match code:
             case "deadline_exceeded":
-                return call.deadline_s is not None and took_s >= call.deadline_s
+                return call.deadline_s is not None and took_s >= call.deadline_s - 1e-6
             case "deadline_unreachable":
                 return call.deadline_s is not None
             case "invalid_api_key":
@@ -293,7 +296,7 @@ class World:
             case "numerical_error":
                 return call.spoil == "nan"
             case "step_failed":
-                return call.spoil == "raise" or bool(set(self._faults) & {"runner.before_forward", "runner.before_sample"})
+                return call.spoil == "raise" or any(point.startswith("runner.") for point in self._faults)
             case "slow_reader":
                 return bool(call.read_s) or call.stops_after is not None
             case "queue_full":
@@ -336,7 +339,8 @@ class World:
         """The server's figures against what the callers saw. Who left may be booked as anything, but once."""
         books = self._books()
         own = [answer for answer in self.answers if answer.call.tenant >= 0]
-        refused_early = [a for a in own if a.status == 503 and a.code == "draining" and a.message.startswith("The server")]
+        draining = [answer for answer in own if answer.status == 503 and answer.code == "draining"]
+        refused_early = [answer for answer in draining if answer.message.startswith("The server")]
         num_left = sum(not answer.closed for answer in own)
         seen = Counter(ending_of(answer) for answer in own if answer.closed)
         low, high = len(own) - len(refused_early), len(own)
