@@ -32,7 +32,7 @@ def check_numbers(seed: int) -> History:
 
 
 def check_clock(seed: int) -> History:
-    """F21: who names no deadline is served; nobody expires early (a law of `world.play`); the calendar changes nothing."""
+    """F21: who names no deadline is served, nobody expires early (a law of `world.play`), no calendar decides."""
     history = clock_history(seed)
     outcome = play(history)
     for answer in outcome.answers:

@@ -59,10 +59,16 @@ def make_rule() -> Rule:
     return mix_rule(NUM_TOKENS)
 
 
+def prompts_of(call: Call) -> list[list[int]]:
+    """All prompts of a call; each has n answers."""
+    return [call.prompt, *call.more]
+
+
 def body_of(call: Call) -> dict[str, Any]:
     """The JSON that the call sends."""
     body: dict[str, Any] = {
-        "model": MODEL, "prompt": call.prompt, "stream": call.stream, "n": call.n, "max_tokens": call.max_tokens,
+        "model": MODEL, "prompt": prompts_of(call) if call.more else call.prompt, "stream": call.stream,
+        "n": call.n, "max_tokens": call.max_tokens,
         "seed": call.seed, "min_tokens": call.min_tokens, "ignore_eos": call.ignore_eos, "stop": call.stop,
         "stop_token_ids": call.stop_ids, "priority": call.priority, "cache_salt": call.salt,
         "deadline_s": call.deadline_s,
@@ -217,13 +223,14 @@ class Caller:
                 pass
 
 
-def oracle(call: Call, branch: int, rule: Rule, max_model_len: int) -> tuple[list[int], str, str]:
+def oracle(call: Call, choice: int, rule: Rule, max_model_len: int) -> tuple[list[int], str, str]:
     """Return (tokens, text, finish reason) of one answer to a call."""
     params = SamplingParams(
         n=call.n, max_tokens=call.max_tokens, min_tokens=call.min_tokens, ignore_eos=call.ignore_eos, seed=call.seed,
         stop_token_ids=call.stop_ids, eos_token_ids=[END_TOKEN],
     )  # fmt: skip
-    request = Request(id="oracle", prompt=call.prompt, params=params)
+    number, branch = divmod(choice, call.n)
+    request = Request(id="oracle", prompt=prompts_of(call)[number], params=params)
     tokens, reason, _ = expected(request, branch, rule, max_model_len)
     letters = Letters()
     for count in range(1, len(tokens) + 1):

@@ -12,15 +12,12 @@ one tenant to another.
 
 import asyncio
 import random
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from fakes.client import make_info
-from fakes.runner import FakeRunner, Rule
-from sayfa.base.faults import fault
+from fakes.runner import Rule
 from sayfa.base.messages import EngineInfo, Hello, Starting
-from sayfa.base.step import RunnerOutput, ScheduledRow, SchedulerOutput
 from sayfa.core.kv_cache import KvCache
 from sayfa.core.limits import Limits
 from sayfa.core.page_pool import PagePool
@@ -30,165 +27,16 @@ from sayfa.engine.engine import Engine
 from sayfa.engine.process import EngineLoop
 from sayfa.wire.codec import encode
 from sayfa.wire.link import Link
-from sayfa.wire.sockets import DisconnectedError, FrameReader, frame
+from sayfa.wire.sockets import DisconnectedError, frame
 from world.history import NUM_TOKENS, Call, Setting
 from world.loop import VirtualClock
+from world.pipes import EngineEnd, Pipe
+from world.runner import PAGE_SIZE, DeathError, EngineClock, SpoiledRunner
 
-PAGE_SIZE = 4
 MAX_IDLE_STEPS = 64
 """F25: so many steps without any progress while something waits are a standstill."""
 MAX_LATE_TURNS = 2
 KILLED = -9
-
-
-class DeathError(BaseException):
-    """The process ends here and now; nothing may catch it."""
-
-
-class EngineClock:
-    """The clock of one engine process: the world's time plus what its current step has taken, from another origin."""
-
-    def __init__(self, clock: VirtualClock, origin_s: float) -> None:
-        self._clock = clock
-        self._origin_s = origin_s
-        self.ahead_s = 0.0
-
-    def monotonic(self) -> float:
-        return self._clock.monotonic() + self._origin_s + self.ahead_s
-
-    def wall(self) -> float:
-        return self._clock.wall() + self.ahead_s
-
-
-class SpoiledRunner(FakeRunner):
-    """A FakeRunner whose steps take time and whose rows can be spoiled. calls: by seed."""
-
-    def __init__(
-        self, num_pages: int, rule: Rule, clock: EngineClock, setting: Setting, calls: dict[int, Call]
-    ) -> None:
-        super().__init__(PAGE_SIZE, num_pages, rule=rule, fail=self._numbers_of)
-        self._clock = clock
-        self._setting = setting
-        self._calls = calls
-        self.spoiled = 0
-
-    def execute(self, plan: SchedulerOutput) -> RunnerOutput:
-        if plan.rows:
-            self._clock.ahead_s += self._setting.step_s + self._setting.token_s * plan.num_tokens
-        return super().execute(plan)
-
-    def _write(self, plan: SchedulerOutput) -> None:
-        fault("runner.before_forward")
-        kinds = {self._spoil_of(row) for row in plan.rows}
-        if "die" in kinds:
-            raise DeathError
-        if "raise" in kinds:
-            raise RuntimeError("a kernel failed")
-        super()._write(plan)
-        fault("runner.before_sample")
-
-    def _numbers_of(self, row: int, step: int) -> str | None:
-        """Spoil the row's numbers; what it holds alone is rubbish then, and whoever finds that later will notice."""
-        if self._spoil_of(self._scheduled[row]) != "nan":
-            return None
-        self.spoiled += 1
-        others = {page for number, other in self.rows.items() if number != row for page in other.pages}
-        for page in self.rows[row].pages:
-            if page not in others:
-                self.slots[page] = [-1] * PAGE_SIZE
-        return "the logits are not finite"
-
-    def _result(self, step: int, scheduled: ScheduledRow) -> Any:
-        self._scheduled = {scheduled.row: scheduled}
-        return super()._result(step, scheduled)
-
-    def _spoil_of(self, scheduled: ScheduledRow) -> str:
-        new = self.rows[scheduled.row].new
-        call = self._calls.get(new.params.seed or 0)
-        if call is None or not call.spoil or not scheduled.sample:
-            return ""
-        num_output = len(self.rows[scheduled.row].tokens) - new.num_prompt
-        return call.spoil if num_output >= call.spoil_after else ""
-
-
-class Pipe:
-    """Bytes one way. They arrive in order, each write after the latency, cut in pieces if `chop`."""
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, rnd: random.Random, setting: Setting, take: Callable[[bytes], None]
-    ) -> None:
-        self.extra_s = 0.0
-        self._loop = loop
-        self._rnd = rnd
-        self._setting = setting
-        self._take = take
-        self._last_s = 0.0
-        self._closed = False
-        self._on_the_way: deque[bytes] = deque()
-
-    def write(self, data: bytes, delay_s: float = 0.0) -> None:
-        if self._closed:
-            return
-        at_s = self._loop.time() + delay_s + self._setting.latency_s + self.extra_s
-        for piece in self._pieces(data):
-            at_s = self._last_s = max(at_s, self._last_s)
-            self._on_the_way.append(piece)
-            self._loop.call_at(at_s, self._arrive)
-            at_s += 0.001
-
-    def close(self, then: Callable[[], None]) -> None:
-        """End the stream behind what was written; `then` is called when the end arrives."""
-        if not self._closed:
-            self._closed = True
-            self._loop.call_at(max(self._loop.time() + self._setting.latency_s, self._last_s + 1e-6), then)
-
-    def _arrive(self) -> None:
-        # Timers of the same moment run in any order; bytes do not.
-        self._take(self._on_the_way.popleft())
-
-    def _pieces(self, data: bytes) -> list[bytes]:
-        if not self._setting.chop or len(data) < 2 or self._rnd.random() < 0.5:
-            return [data]
-        cut = self._rnd.randrange(1, len(data))
-        return [data[:cut], data[cut:]]
-
-
-class EngineEnd:
-    """Takes the place of `wire.sockets.Connection`: never waits, as the world waits for it."""
-
-    def __init__(self, out: Pipe, clock: EngineClock) -> None:
-        self.woken = asyncio.Event()
-        self.gone = False
-        self.unsent_bytes = 0
-        self._out = out
-        self._clock = clock
-        self._reader = FrameReader()
-        self._frames: deque[bytes] = deque()
-
-    def take(self, data: bytes) -> None:
-        self._frames.extend(self._reader.feed(data))
-        self.woken.set()
-
-    def end(self) -> None:
-        self.gone = True
-        self.woken.set()
-
-    @property
-    def has_news(self) -> bool:
-        return self.gone or bool(self._frames)
-
-    def receive(self, timeout_s: float | None) -> list[bytes]:
-        frames = list(self._frames)
-        self._frames.clear()
-        self.woken.clear()
-        if not frames and self.gone:
-            raise DisconnectedError
-        return frames
-
-    def send(self, payload: bytes) -> None:
-        if self.gone:
-            raise DisconnectedError
-        self._out.write(frame(payload), self._clock.ahead_s)
 
 
 class ClientTransport(asyncio.Transport):
@@ -420,8 +268,8 @@ class WorldProcess:
 class Host:
     """The machine that engine processes run on. Its `spawn` is handed to the real ProcessClient.
 
-    broken: what no process may do. no_starts: how many of the next starts die early. gone_s: when the last sender of the
-    calls with a seed went away; None while one is there.
+    broken: what no process may do. no_starts: how many of the next starts die early. gone_s: when the last sender of
+    the calls with a seed went away; None while one is there.
     """
 
     def __init__(

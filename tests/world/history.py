@@ -24,8 +24,9 @@ DECADE_S = 10 * 365.25 * 86400
 class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="call"):
     """One HTTP request and the behaviour of its sender.
 
-    seed names the call: no two calls of a history share it, except that a retry repeats all of a call.
-    tenant: number of the key; -1 is a key that is not ours. bad: a field that is set to a value nobody may ask for.
+    seed names the call: no two calls of a history share it, except that a retry repeats all of a call. more: further
+    prompts of the same request. tenant: number of the key; -1 is a key that is not ours. bad: a field that is set to a
+    value nobody may ask for.
     body_s: how long the body takes to come. read_s: how long each event takes to be read; stops_after: events after
     which nothing is read any more. leaves_s, leaves_after: seconds after the start, or events, after which the sender
     hangs up. spoil: "nan" (its logits are not finite), "raise" (a step with it fails) or "die" (it kills the engine),
@@ -35,6 +36,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="c
     at_s: float
     seed: int
     prompt: list[int]
+    more: list[list[int]] = []
     tenant: int = 0
     stream: bool = True
     n: int = 1
@@ -152,6 +154,7 @@ def random_call(rnd: random.Random, index: int, span_s: float, setting: Setting)
         at_s=on_grid(rnd.uniform(0, span_s)),
         seed=rnd.randrange(1 << 30) * 64 + index,
         prompt=prompt,
+        more=[prompt[: rnd.randint(1, length)], [rnd.randrange(NUM_TOKENS)]] if rnd.random() < 0.12 else [],
         tenant=rnd.choice([0, 0, 0, 1, 1, 2, -1]) if rnd.random() < 0.5 else 0,
         stream=rnd.random() < 0.7,
         n=rnd.choice([1, 1, 1, 2, 3]),

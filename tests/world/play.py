@@ -27,10 +27,11 @@ from sayfa.server.app import create_app
 from sayfa.server.context import TextTools
 from sayfa.server.serve import Ending
 from sayfa.wire.process_client import ProcessClient
-from world.client_side import KEYS, MODEL, Answer, Caller, Letters, make_rule, oracle
-from world.engine_side import PAGE_SIZE, DeathError, Host
+from world.client_side import KEYS, MODEL, Answer, Caller, Letters, make_rule, oracle, prompts_of
+from world.engine_side import Host
 from world.history import Blow, Call, History
 from world.loop import VirtualClock, VirtualLoop
+from world.runner import PAGE_SIZE, DeathError
 
 PATIENCE_S = 900.0
 """Longer than all deadlines, back-offs and limits of a history together; who still waits then waits for ever."""
@@ -243,7 +244,10 @@ class World:
             limit_s = max(call.deadline_s, call.body_s) + self._late_s
             self._demand(took_s <= limit_s, f"{name}: took {took_s:.3f} s of {call.deadline_s}")
         if answer.served:
-            self._demand(sorted(answer.reasons) == list(range(call.n)), f"{name}: ended choices {answer.reasons}")
+            self._demand(
+                sorted(answer.reasons) == list(range(call.n * len(prompts_of(call)))),
+                f"{name}: ended choices {answer.reasons}",
+            )
         else:
             self._demand(self._has_cause(answer), f"{name}: there is no cause for this; {answer.message}")
 
@@ -268,7 +272,8 @@ class World:
             self._demand(wanted.startswith(text), f"{name}/{branch}: {text!r} is no beginning of {wanted!r}")
         elif (text, answer.reasons[branch]) != (wanted, reason):
             capacity = (self._history.setting.num_pages - 1) * PAGE_SIZE
-            filled = len(call.prompt) + len(tokens) >= capacity and wanted.startswith(text)
+            num_prompt = len(prompts_of(call)[branch // call.n])
+            filled = num_prompt + len(tokens) >= capacity and wanted.startswith(text)
             cut = filled and answer.reasons[branch] == "length"
             self._demand(cut, f"{name}/{branch}: {text!r} {answer.reasons[branch]}, should be {wanted!r} {reason}")
 
