@@ -113,5 +113,6 @@ class EngineError(SayfaError):
 class EngineDead(EngineError):
     """The engine process is gone; requests that were with it are lost."""
 
-    def __init__(self, message: str = "the engine process ended; it is being restarted, send the request again") -> None:
-        super().__init__(message, code="engine_dead")
+    def __init__(self, message: str = "") -> None:
+        sentence = message or "the engine process ended; it is being restarted, send the request again"
+        super().__init__(sentence, code="engine_dead")

@@ -1,8 +1,10 @@
 """Everything that crosses a process border, as typed msgspec records. Nothing on a wire is ever unpickled.
 
-Client to engine: `Add`, `Abort`, `Drain`, `Ping`. Engine to client: `Hello`, `Outputs`, `Refused`, `Pong`, `StatsReply`.
+Client to engine: `Add`, `Abort`, `Drain`, `Ping`, `ResetCache`. Engine to client: `Starting`, `Hello`, `Failed`,
+`Outputs`, `Refused`, `Pong`.
 Feed (metrics, page map, router): `Event` records, numbered without gaps by `Outputs.first_event`.
-The unions at the end are what the wire encodes and decodes; an unknown tag or field type ends the message, not the process.
+The unions at the end are what the wire encodes and decodes; an unknown tag or field type ends the message, not the
+process.
 """
 
 from typing import Literal
@@ -19,8 +21,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One generation request, as token ids. Immutable.
 
     id: made by the server, unique for its lifetime. salt: tenant and caller salt for the page identity (never shared
-    across). priority: lower runs earlier, 0 is normal. deadline_s: seconds from arrival after which the answer is worthless.
-    arrival_s: monotonic clock of the sending process (only differences are used). cache: whether cached pages may serve it.
+    across). priority: lower runs earlier, 0 is normal. deadline_s: seconds from arrival after which the answer is
+    worthless. arrival_s: monotonic clock of the sending process (only differences are used).
     """
 
     id: str
@@ -137,7 +139,7 @@ class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):
 class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one step gave one branch of one request.
 
-    finish: set on the branch's last output. stop_token: the token id that ended it (already left out of `tokens`), if any.
+    finish: set on the branch's last output. stop_token: the token id that ended it (left out of `tokens`), if any.
     prompt_logprobs: scored prompt positions 1.. in order, spread over the outputs of branch 0 before its first token.
     num_prompt, num_cached, times: on the last output only.
     """
@@ -195,7 +197,7 @@ class Outputs(msgspec.Struct, frozen=True, tag="outputs", kw_only=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", kw_only=True):
-    """A request that was not taken: the queue is full, the engine drains, or it can never fit. `kind` picks the error."""
+    """A request that was not taken: queue full, engine draining, or it can never fit. `kind` picks the error."""
 
     id: str
     kind: Literal["overloaded", "invalid", "draining"]

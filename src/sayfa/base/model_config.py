@@ -76,7 +76,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.name}: num_heads ({self.num_heads}) is not a multiple of num_kv_heads ({self.num_kv_heads})"
             )
         if len(self.windows) != self.num_layers or len(self.rope_of_layer) != self.num_layers:
-            raise ModelError(f"{self.name}: windows and rope_of_layer need one entry for each of {self.num_layers} layers")
+            raise ModelError(
+                f"{self.name}: windows and rope_of_layer need one entry for each of {self.num_layers} layers"
+            )
         for rope in self.ropes:
             if rope.rotary_dim % 2 or not 2 <= rope.rotary_dim <= self.head_dim:
                 raise ModelError(f"{self.name}: rotary_dim {rope.rotary_dim} must be even and at most {self.head_dim}")

@@ -75,8 +75,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         self._check_lists()
 
     def _check_lists(self) -> None:
-        for name, limit in (("stop", MAX_STOP_STRINGS), ("stop_token_ids", MAX_STOP_TOKEN_IDS),
-                            ("logit_bias", MAX_LOGIT_BIAS)):
+        for name, limit in (
+            ("stop", MAX_STOP_STRINGS),
+            ("stop_token_ids", MAX_STOP_TOKEN_IDS),
+            ("logit_bias", MAX_LOGIT_BIAS),
+        ):
             if len(getattr(self, name)) > limit:
                 raise InvalidRequest(
                     f"`{name}` has {len(getattr(self, name))} entries; at most {limit} are allowed.", param=name

@@ -88,7 +88,8 @@ def plan_memory(
     num_pages = min(wanted, pages_bytes // bytes_per_page)
     if num_pages < RESERVED_PAGES + 1:
         raise ModelError(
-            f"{pages_bytes} bytes for the KV cache hold {pages_bytes // bytes_per_page} pages of {bytes_per_page} bytes, but at "
+            f"{pages_bytes} bytes for the KV cache hold {pages_bytes // bytes_per_page} pages of {bytes_per_page} "
+            "bytes, but at "
             f"least {RESERVED_PAGES + 1} are needed; raise --kv-cache-memory or --kv-cache-memory-share, or free memory"
         )
     return MemoryPlan(

@@ -41,5 +41,5 @@ class Executor(Protocol):
         ...
 
     def run(self, batch: InputBatch) -> NDArray[np.float32]:
-        """Execute one step. Returns logits [L, V] float32, a view that is valid until the next run; may be changed in place."""
+        """Execute one step. Returns logits [L, V] float32: a view, valid until the next run, that may be changed."""
         ...
