@@ -4,8 +4,8 @@
 carries them across. Both are plain records of integers, so that a day of steps can be recorded and replayed.
 
 A *table row* is a small integer below `max_num_seqs` that stands for one running sequence. The runner keeps, for
-each row, what does not change (sampling params), what grows (page list, output token counts) and the last sampled token, so a
-decode step of a sequence needs nothing but its `ScheduledRow`.
+each row, what does not change (sampling params), what grows (page list, output token counts) and the last sampled
+token, so a decode step of a sequence needs nothing but its `ScheduledRow`.
 """
 
 import msgspec

@@ -5,7 +5,8 @@ Layers (`nn.layers`) lay the ops down once at load through `ProgramBuilder`; a s
 may fuse neighbours and choose their own buffer and page layouts; they may not change what an op means.
 
 All activations are float32, one row per token (`rows == "tokens"`, T rows) or per wanted logits row
-(`rows == "logits"`, L rows). The K/V pages belong to the executor; a program only says how many layers, heads and dims they need.
+(`rows == "logits"`, L rows). The K/V pages belong to the executor; a program only says how many layers, heads and dims
+they need.
 
 Shapes in the docstrings: T tokens, L logit rows, H hidden, K input and N output features, D head dim.
 """
