@@ -4,8 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS ?=
+HOURS ?= 1
+TARGET ?= $(shell sed -n 's/^    "\(.*\)": Target(.*/\1/p' tests/hostile/targets.py)
+FUZZ_S ?= 60
 
-.PHONY: help setup setup-dev native serve chat test test-all check format bench bench-peers clean
+.PHONY: help setup setup-dev native serve chat test test-all check format bench bench-peers soak fuzz clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -73,5 +76,18 @@ bench: setup  ## run the standard workloads against a server of our own
 bench-peers: setup  ## compare with llama.cpp, vLLM, OpenVINO and transformers in their own environments
 	@$(BIN)/python benchmarks/peers.py $(ARGS)
 
+soak: setup-dev  ## keep a server busy with everything at once, HOURS=1 long; ARGS="--model smollm2" for the real one
+	@$(BIN)/python tests/soak/soak.py --hours $(HOURS) $(ARGS)
+
+.venv-fuzz/.stamp: constraints-fuzz.txt
+	@$(BIN)/python -m venv .venv-fuzz
+	@.venv-fuzz/bin/pip install --quiet --disable-pip-version-check -r constraints-fuzz.txt
+	@touch $@
+
+fuzz: setup-dev .venv-fuzz/.stamp  ## fuzz the parsers guided by coverage, FUZZ_S=60 seconds each; TARGET="gguf yaml" for some
+	@for target in $(TARGET); do echo "== $$target"; \
+	  PYTHONPATH=src:$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+	  .venv-fuzz/bin/python tests/hostile/fuzz.py $$target -max_total_time=$(FUZZ_S) -verbosity=0 $(ARGS) || exit 1; done
+
 clean:  ## remove everything that setup and the tests made
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-fuzz build dist .mypy_cache .ruff_cache .hypothesis

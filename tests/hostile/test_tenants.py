@@ -1,8 +1,8 @@
 """T36, F39: nothing of one tenant's request reaches another's, whatever happens between them.
 
 Two ways. The made-up runner at scale: a token of an answer is always one of its own context, so a foreign one shows any
-mix-up of rows, pages or outputs. A real tiny model: every page is filled with NaN when it is handed out, so that reading
-what lay there before ends the request with an error, and each answer equals the one that the same request gets alone.
+mix-up of rows, pages or outputs. A real tiny model: every page is filled with NaN when it is handed out, so that
+reading what lay there before ends the request with an error, and each answer equals the one got alone.
 """
 
 import random
