@@ -132,15 +132,13 @@ PrepareArgs prepare_args(MatTuple x, int space, NormTuple norm, int64_t k, uint3
 
 void add_linear(Program& p, std::shared_ptr<Weight> weight, MatTuple x, int space, NormTuple norm, uint32_t formats,
                 Address prepared, MatTuple out, int epilogue, Address bias) {
-  const auto chunks = std::make_shared<std::vector<Chunk>>(weight->chunks(p.pool()->count()));
   LinearArgs args{};
   args.input = prepare_args(x, space, norm, weight->k(), formats, prepared);
   args.self_prepare_rows = kSelfPrepareRows;
   args.row_block = std::max<int64_t>(48, kRowBlockBytes / std::max<int64_t>(1, args.input.layout.bytes));
   if (!prepared) args.input.layout.f32 = 0;
   args.segments = weight->segments().data();
-  args.chunks = chunks->data();
-  args.num_chunks = static_cast<int64_t>(chunks->size());
+  args.num_panels = weight->num_panels();
   args.out = mat(out);
   args.epilogue = static_cast<Epilogue>(epilogue);
   args.bias = at<float>(bias);
@@ -150,7 +148,6 @@ void add_linear(Program& p, std::shared_ptr<Weight> weight, MatTuple x, int spac
   if (p.last_linear) p.last_linear->next = added;
   p.last_linear = added;
   p.keep(weight);
-  p.keep(chunks);
 }
 
 void bind_linear(nb::class_<Program>& c) {

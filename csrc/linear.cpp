@@ -47,14 +47,12 @@ struct Rows {
   int64_t first, count;
 };
 
-// All rows of a block by one panel, in tiles of nearly equal height. The panel's chunk ends at `end`; what is wanted after
-// it starts at `next`.
-void multiply_panel(const LinearArgs& a, const Segment& s, int64_t panel, const Rows& rows, const uint8_t* end,
-                    const uint8_t* next) {
+// All rows of a block by one panel, in tiles of nearly equal height. `fetch` tells what the panel is followed by.
+void multiply_panel(const LinearArgs& a, const Segment& s, int64_t panel, const Rows& rows, Fetch fetch) {
   alignas(64) float sums[kTileRows * kPanelColumns];
   const int64_t tiles = (rows.count + kTileRows - 1) / kTileRows;
   // One tile: fetch what is needed soon. More: the first one fetches the next panel while all compute on this.
-  Fetch fetch{tiles == 1 ? kFetchAhead : s.bytes, end, next};
+  fetch.ahead = tiles == 1 ? kFetchAhead : s.bytes;
   for (int64_t tile = 0; tile < tiles; ++tile) {
     const int64_t first = rows.count * tile / tiles, last = rows.count * (tile + 1) / tiles;
     const int height = static_cast<int>(last - first);
@@ -80,49 +78,62 @@ void fetch_start(const uint8_t* start) {
   for (int64_t i = 0; i < kFetchAhead; i += 64) __builtin_prefetch(start + i, 0, 3);
 }
 
-// Where chunk `ticket` starts (tickets count chunks, again for each block of rows).
-const uint8_t* start_of(const LinearArgs& a, int64_t ticket) {
-  const Chunk& chunk = a.chunks[ticket % a.num_chunks];
-  const Segment& segment = a.segments[chunk.segment];
-  return segment.data + chunk.first * segment.bytes;
+// A panel by its number among all of the weight.
+struct Panel {
+  const Segment* segment;
+  int64_t index;
+  const uint8_t* data() const { return segment->data + index * segment->bytes; }
+};
+
+Panel panel_at(const LinearArgs& a, int64_t number) {
+  const Segment* segment = a.segments;
+  for (; number >= segment->panels; ++segment) number -= segment->panels;
+  return {segment, number};
 }
 
-// What this worker will read after the op: its likely first chunk of the next product.
-const uint8_t* start_after(const LinearArgs& a, const Worker& worker) {
-  return a.next && worker.id < a.next->num_chunks ? start_of(*a.next, worker.id) : nullptr;
+// The panels of one lane: [first, end).
+struct Share {
+  int64_t first, end;
+};
+
+Share share_of(const LinearArgs& a, const Worker& worker, int lane) {
+  return {a.num_panels * lane / worker.count, a.num_panels * (lane + 1) / worker.count};
+}
+
+// Where this worker goes on after `number`: the next panel of the share, or its first panel of the next product.
+const uint8_t* start_after(const LinearArgs& a, const Worker& worker, const Share& share, int64_t number) {
+  if (number + 1 < share.end) return panel_at(a, number + 1).data();
+  if (!a.next) return nullptr;
+  const Share next = share_of(*a.next, worker, worker.id);
+  return next.first < next.end ? panel_at(*a.next, next.first).data() : nullptr;
+}
+
+// Works off one lane: every panel of its share, for one block of rows after another.
+void work_lane(const LinearArgs& a, const Worker& worker, int lane, const Rows& all) {
+  const Share share = share_of(a, worker, lane);
+  const int64_t panels = share.end - share.first;
+  const int64_t blocks = (all.count + a.row_block - 1) / a.row_block;
+  for (int64_t taken; (taken = worker.lanes[lane].take(worker.job, blocks * panels)) >= 0;) {
+    const int64_t block = taken / panels, number = share.first + taken % panels;
+    const int64_t first = all.count * block / blocks, last = all.count * (block + 1) / blocks;
+    const Rows rows{all.data + first * all.stride, all.stride, first, last - first};
+    const Panel panel = panel_at(a, number);
+    const Fetch fetch{0, panel.data() + panel.segment->bytes, start_after(a, worker, share, number)};
+    multiply_panel(a, *panel.segment, panel.index, rows, fetch);
+  }
 }
 
 }  // namespace
 
-void linear(const LinearArgs& a, const Batch& batch, const Worker& worker, Counter& counter) {
+void linear(const LinearArgs& a, const Batch& batch, const Worker& worker, Counter&) {
   const int64_t count = num_rows(a.input.rows, batch);
-  const int64_t blocks = (count + a.row_block - 1) / a.row_block;
-  const int64_t total = blocks * a.num_chunks;
-  auto take = [&counter] { return counter.fetch_add(1, std::memory_order_relaxed); };
-  int64_t ticket = take();
-  if (ticket >= total) return;
-  // While a worker prepares its row, memory is idle: have the first lines of its chunk on their way.
-  if (count <= a.self_prepare_rows) fetch_start(start_of(a, ticket));
+  const Share own = share_of(a, worker, worker.id);
+  // While a worker prepares its row, memory is idle: have the first lines of its share on their way.
+  if (count <= a.self_prepare_rows && own.first < own.end) fetch_start(panel_at(a, own.first).data());
   const Rows all = prepared_rows(a, count, worker);
   if (count > a.self_prepare_rows)
     for (int64_t i = 0; i < std::min<int64_t>(count * all.stride, 64 << 10); i += 64) __builtin_prefetch(all.data + i, 0, 2);
-  while (ticket < total) {
-    const Chunk& chunk = a.chunks[ticket % a.num_chunks];
-    const Segment& segment = a.segments[chunk.segment];
-    const int64_t block = ticket / a.num_chunks;
-    const int64_t first = count * block / blocks, last = count * (block + 1) / blocks;
-    const Rows rows{all.data + first * all.stride, all.stride, first, last - first};
-    const int64_t end_panel = chunk.first + chunk.count;
-    const uint8_t* end = segment.data + end_panel * segment.bytes;
-    for (int64_t panel = chunk.first; panel < end_panel; ++panel) {
-      const uint8_t* next = nullptr;
-      if (panel + 1 == end_panel) {  // the next chunk is taken now, so that its start is fetched in time
-        ticket = take();
-        next = ticket < total ? start_of(a, ticket) : start_after(a, worker);
-      }
-      multiply_panel(a, segment, panel, rows, end, next);
-    }
-  }
+  for (int i = 0; i < worker.count; ++i) work_lane(a, worker, (worker.id + i) % worker.count, all);
 }
 
 LinearTable linear_table() { return {embed, prepare, linear, pack}; }

@@ -41,13 +41,6 @@ struct Segment {
   uint8_t* data;
 };
 
-// A run of panels of one segment: what a worker takes at once.
-struct Chunk {
-  int32_t segment;
-  int32_t first;
-  int32_t count;
-};
-
 enum class Epilogue : int32_t { store = 0, add = 1, silu_mul = 2, gelu_mul = 3 };
 
 // Row preparation: x [rows, K], normed first when norm_weight is there, to `out` rows `layout.bytes` apart.
@@ -64,8 +57,7 @@ struct LinearArgs {
   PrepareArgs input;             // input.out is null: the kernels read float32 rows straight from x
   int64_t self_prepare_rows;     // up to so many rows each worker prepares them for itself in its scratch memory
   const Segment* segments;
-  const Chunk* chunks;
-  int64_t num_chunks;
+  int64_t num_panels;            // of all segments
   int64_t row_block;             // rows whose prepared form fits the second-level cache
   Mat out;
   Epilogue epilogue;

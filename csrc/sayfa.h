@@ -33,8 +33,26 @@ struct Batch {
 
 // ---------------------------------------------------------------------------------------------- threads
 
+// A second way to share an op's work, for kernels that come back to the same data step after step: each worker has a lane of
+// chunks that it takes without meeting anybody, and those who are done take from the lanes of others. The value holds the
+// job's number in its high half, so that a lane needs no reset: one of another job counts as untouched.
+struct alignas(128) Lane {
+  std::atomic<uint64_t> value{0};
+
+  // The next of `limit` chunks of job `job`, or -1.
+  int64_t take(uint32_t job, int64_t limit) {
+    uint64_t seen = value.load(std::memory_order_relaxed);
+    for (;;) {
+      const int64_t next = static_cast<uint32_t>(seen >> 32) == job ? static_cast<int64_t>(seen & 0xffffffff) : 0;
+      if (next >= limit) return -1;
+      const uint64_t taken = (static_cast<uint64_t>(job) << 32) | static_cast<uint64_t>(next + 1);
+      if (value.compare_exchange_weak(seen, taken, std::memory_order_relaxed)) return next;
+    }
+  }
+};
+
 // One thread's view of an op. Laws for every kernel:
-//  * Work is taken from the op's Counter in chunks and from nowhere else, never split by `id` and `count`: a worker that the
+//  * Work is taken from the op's Counter (or from lanes) in chunks and from nowhere else, never split by `id` and `count`: a worker that the
 //    operating system has put aside may come late to an op or miss it, and nobody waits for one that holds no chunk. The
 //    executor goes on when the counter is used up and every worker that entered has left.
 //  * So a kernel that must merge partial results lets the worker that finishes last do it (an atomic count), or is
@@ -48,6 +66,8 @@ struct Worker {
   void (*wait)(void* region, int id);  // see barrier()
   void* scratch;                       // this worker's own scratch memory, 64-byte aligned
   size_t scratch_bytes;
+  Lane* lanes;   // [count]; null where a kernel runs alone
+  uint32_t job;  // number of this job, for lanes
 
   void barrier() const { wait(region, id); }
 };

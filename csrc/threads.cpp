@@ -69,7 +69,8 @@ int usable_cores() {
 
 Pool::Pool(int count)
     : count_(count < 1 ? 1 : count > kMaxWorkers ? kMaxWorkers : count),
-      spins_(count_ > usable_cores() ? kSpinsCrowded : kSpins) {
+      spins_(count_ > usable_cores() ? kSpinsCrowded : kSpins),
+      lanes_(new Lane[static_cast<size_t>(count_)]) {
   gate_.value.store(gate_at(0, kIdle));
   for (int i = 0; i < count_; ++i) scratch_.push_back(std::make_unique<Block>(1 << 16));
   // Signals belong to the interpreter's main thread.
@@ -157,7 +158,7 @@ bool Pool::leave(uint64_t& entered, const Job& job) {
 }
 
 void Pool::work(int id) {
-  Worker worker{id, count_, this, &Pool::barrier, nullptr, 0};
+  Worker worker{id, count_, this, &Pool::barrier, nullptr, 0, lanes_.get(), 0};
   uint64_t gate = gate_.value.load(std::memory_order_acquire);
   bool inside = false;  // this worker opened the job and is counted already
   for (;;) {
@@ -175,7 +176,8 @@ void Pool::work(int id) {
                                              std::memory_order_acquire))
         continue;
     }
-    const Job& job = jobs_[index_of(gate) - first_];
+    worker.job = index_of(gate);
+    const Job& job = jobs_[worker.job - first_];
     worker.scratch = scratch_[static_cast<size_t>(id)]->data();
     worker.scratch_bytes = scratch_[static_cast<size_t>(id)]->bytes();
     job.call(job.self, *batch_, worker, counter_.value);

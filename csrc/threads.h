@@ -71,6 +71,7 @@ class Pool {
   std::atomic<bool> stop_{false};
   const int count_;
   const int spins_;
+  const std::unique_ptr<Lane[]> lanes_;
   const Job* jobs_ = nullptr;
   const Batch* batch_ = nullptr;
   int64_t* stamps_ = nullptr;

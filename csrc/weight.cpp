@@ -116,21 +116,10 @@ void Weight::pack(Pool& pool, const Kernels& kernels, std::shared_ptr<Block> blo
   block_ = std::move(block);
 }
 
-std::vector<Chunk> Weight::chunks(int workers) const {
-  std::vector<Chunk> result;
-  int64_t left_in_all = 0;
-  for (const Segment& segment : segments_) left_in_all += segment.panels;
-  for (size_t s = 0; s < segments_.size(); ++s) {
-    for (int64_t first = 0; first < segments_[s].panels;) {
-      // Half of each worker's fair share of what is left, so chunks shrink towards one panel.
-      const int64_t share = std::max<int64_t>(1, left_in_all / (2 * workers));
-      const int64_t count = std::min(share, segments_[s].panels - first);
-      result.push_back({static_cast<int32_t>(s), static_cast<int32_t>(first), static_cast<int32_t>(count)});
-      first += count;
-      left_in_all -= count;
-    }
-  }
-  return result;
+int64_t Weight::num_panels() const {
+  int64_t panels = 0;
+  for (const Segment& segment : segments_) panels += segment.panels;
+  return panels;
 }
 
 }  // namespace sayfa

@@ -26,6 +26,7 @@ class Weight {
 
   int64_t k() const { return k_; }
   int64_t num_columns() const { return num_columns_; }  // of the product
+  int64_t num_panels() const;
   int64_t bytes() const { return bytes_; }              // packed, a multiple of 64
   uint32_t formats() const;                             // a bit per Format
   const std::vector<Segment>& segments() const { return segments_; }
@@ -35,9 +36,6 @@ class Weight {
 
   // Packs into block at `offset`, with all workers of the pool. Keeps the block alive.
   void pack(Pool& pool, const Kernels& kernels, std::shared_ptr<Block> block, int64_t offset);
-
-  // Chunks for this many workers: large ones first, small ones at the end, so that all finish together.
-  std::vector<Chunk> chunks(int workers) const;
 
  private:
   void add_segment(Format format, bool paired, std::vector<Column> columns, int64_t results);
