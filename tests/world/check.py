@@ -45,6 +45,13 @@ def check_clock(seed: int) -> History:
     return history
 
 
+def check_garble(seed: int) -> History:
+    """A message of the engine that cannot be read ends what it may have been about, and nothing else."""
+    history = random_history(seed, blows=("garble", "scrape"))
+    play(history)
+    return history
+
+
 def _said(outcome: Outcome) -> list[tuple[object, ...]]:
     return [(a.call.seed, a.status, a.code, a.ended_s, a.texts) for a in outcome.answers]
 
@@ -54,7 +61,7 @@ def _demand(holds: bool, law: str) -> None:
         raise ViolationError(law)
 
 
-CHECKS = {"any": check_any, "numbers": check_numbers, "clock": check_clock}
+CHECKS = {"any": check_any, "numbers": check_numbers, "clock": check_clock, "garble": check_garble}
 
 
 def main() -> int:

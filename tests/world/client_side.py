@@ -6,7 +6,7 @@ Also the oracle: what a call that is served must say, computed without engine, p
 import asyncio
 import json
 from codecs import getincrementaldecoder
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fakes.deciding import expected
@@ -141,8 +141,9 @@ class Answer:
 class Caller:
     """Sends one call and reads its answer."""
 
-    def __init__(self, app: Any, answer: Answer) -> None:
+    def __init__(self, app: Any, answer: Answer, on_leave: Callable[[], None] = lambda: None) -> None:
         self.answer = answer
+        self._on_leave = on_leave
         self._app = app
         self._call = answer.call
         self._gone = asyncio.Event()
@@ -173,7 +174,9 @@ class Caller:
         }  # fmt: skip
 
     def _leave(self) -> None:
-        self._gone.set()
+        if not self._gone.is_set():
+            self._gone.set()
+            self._on_leave()
 
     async def _receive(self) -> dict[str, Any]:
         if not self._body_read:

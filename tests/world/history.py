@@ -228,14 +228,15 @@ def clock_history(seed: int) -> History:
         calls.append(
             msgspec.structs.replace(
                 call,
-                deadline_s=on_grid(rnd.choice([0.1, 1.0, 30.0, 7200.0])) if rnd.random() < 0.5 else None,
+                deadline_s=on_grid(rnd.choice([0.1, 0.5, 1.0, 30.0, 7200.0])) if rnd.random() < 0.5 else None,
                 body_s=on_grid(rnd.uniform(0, 1.0)) if rnd.random() < 0.3 else 0.0,
                 read_s=0.2 if rnd.random() < 0.3 else 0.0,
             )
         )
     blows = []
+    kinds = rnd.choice([["wall"], ["wall", "stall"]])
     for _ in range(rnd.randint(1, 4)):
-        blows += [random_blow(rnd, rnd.choice(["wall", "stall"]), 1.0), random_blow(rnd, "scrape", 3.0)]
+        blows += [random_blow(rnd, rnd.choice(kinds), 1.0), random_blow(rnd, "scrape", 3.0)]
     events: list[Call | Blow] = [*calls, *blows]
     return History(seed=seed, setting=setting, events=sorted(events, key=lambda event: event.at_s))
 

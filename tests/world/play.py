@@ -22,11 +22,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from sayfa.base.config import ServerOptions
+from sayfa.base.errors import EngineDead
 from sayfa.base.faults import armed
 from sayfa.server.app import create_app
 from sayfa.server.context import TextTools
 from sayfa.server.serve import Ending
 from sayfa.wire.process_client import ProcessClient
+from sayfa.wire.supervisor import MAX_RESTARTS
 from world.client_side import KEYS, MODEL, Answer, Caller, Letters, make_rule, oracle, prompts_of
 from world.engine_side import Host
 from world.history import Blow, Call, History
@@ -140,11 +142,18 @@ class World:
     async def _call(self, app: Any, answer: Answer) -> None:
         seed = answer.call.seed
         self._open[seed] += 1
-        try:
-            await Caller(app, answer).run()
-        finally:
-            self._open[seed] -= 1
+        here = True
+
+        def gone() -> None:
+            nonlocal here
+            self._open[seed] -= here
+            here = False
             self._gone_s[seed] = self._loop.time()
+
+        try:
+            await Caller(app, answer, gone).run()
+        finally:
+            gone()
 
     async def _sleep_until(self, at_s: float) -> None:
         if self._loop.time() < at_s:
@@ -155,6 +164,7 @@ class World:
     async def _end_well(self) -> None:
         """Let the engine come to rest, then end everything as SIGTERM does."""
         if self._drained_s is None:
+            await self._come_back()
             for _ in range(500):
                 process = self._host.current
                 if process is None or process.engine is None or not process.engine.has_work:
@@ -166,6 +176,18 @@ class World:
         await asyncio.wait_for(self._ending._drain, PATIENCE_S)  # type: ignore[arg-type]
         await self._client.close()
         await asyncio.sleep(5.0)  # what was on its way arrives
+
+    async def _come_back(self) -> None:
+        """R09: after any deaths there is an engine again, or it was given up for the number of them."""
+        state = self._client.state
+        if state == "failed" or "sigterm" in self._faults:
+            enough = len(self._host.deaths_s) > MAX_RESTARTS or "client.before_spawn" in self._faults
+            self._demand(enough or state != "failed", "the engine was given up too early")
+            return
+        try:
+            await asyncio.wait_for(self._client.wait_ready(), PATIENCE_S)
+        except (TimeoutError, EngineDead):
+            self._demand(len(self._host.deaths_s) > MAX_RESTARTS, "no engine came back")
 
     # ------------------------------------------------------------------------------------------- blows
 
@@ -304,6 +326,8 @@ class World:
                 return call.spoil == "raise" or any(point.startswith("runner.") for point in self._faults)
             case "slow_reader":
                 return bool(call.read_s) or call.stops_after is not None
+            case "share_of_queue_full":
+                return answer.status == 429 or call.stream
             case "queue_full":
                 return True  # the bound is checked after each turn; see also the overload test
             case "answer_lost":

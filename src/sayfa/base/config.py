@@ -81,7 +81,8 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Token budget of one step, prompts and answers together: larger makes long prompts faster, smaller keeps the gap
     between two tokens of the others short."""
     max_num_queued_reqs: Annotated[int, Unit("requests", 1, 1_000_000)] = 1024
-    """Requests that may wait; one more is answered 503 with a Retry-After, before any work is done for it."""
+    """Requests that may wait; one more is answered 503 with a Retry-After, before any work is done for it. A key may
+    have no more in the queue than there are free places (429), so that one cannot fill it for all."""
     max_num_queued_tokens: Annotated[int, Unit("tokens", 1, 1_000_000_000)] = 1_000_000
     """Prompt tokens that may wait, over all requests."""
     scheduling_policy: Literal["fair", "priority", "fcfs", "static"] = "fair"

@@ -200,7 +200,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused", kw_only=True):
     """A request that was not taken: queue full, engine draining, or it can never fit. `kind` picks the error."""
 
     id: str
-    kind: Literal["overloaded", "invalid", "draining"]
+    kind: Literal["overloaded", "limited", "invalid", "draining"]
     message: str
     param: str | None = None
     code: str | None = None

@@ -5,7 +5,7 @@ Called by the scheduler when it is made and when a request comes; must not know 
 
 import msgspec
 
-from sayfa.base.errors import ConfigError, InvalidRequest, Overloaded
+from sayfa.base.errors import ConfigError, InvalidRequest, Overloaded, RateLimited
 from sayfa.core.kv_cache import KvCache
 from sayfa.core.roster import Roster
 from sayfa.core.sequence import RequestState
@@ -20,6 +20,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_scored: most prompt positions whose log-probabilities are computed in one step (each needs a row of logits).
     short_share: part of the prompts' budget that is kept for others than the leading prompt.
     max_overtakes: how often a waiting sequence may be passed by one that stands behind it.
+    share_queue: whether a tenant may have no more requests in the queue than there are free places.
     """
 
     max_num_seqs: int
@@ -31,6 +32,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_scored: int | None = None
     short_share: float = 0.25
     max_overtakes: int = 16
+    share_queue: bool = False
 
     def check(self) -> None:
         """Raise ConfigError naming the first number that cannot work."""
@@ -75,8 +77,20 @@ def refuse_impossible(state: RequestState, limits: Limits, roster: Roster, cache
 
 
 def refuse_overload(state: RequestState, limits: Limits, roster: Roster, retry_after_s: int) -> None:
-    """Raise Overloaded if the queue of requests that have not started yet is full."""
+    """Raise Overloaded if the queue of requests that have not started yet is full.
+
+    Raise RateLimited if the tenant has as many in it as are free: then one tenant's flood fills half of it at most, and
+    there is always room for the others (dynamic thresholds; Choudhury, Hahne 1998).
+    """
     waiting = roster.waiting
+    tenant = state.request.tenant
+    if limits.share_queue and tenant and waiting.num_new_of(tenant) >= limits.max_queued_requests - waiting.num_new > 0:
+        raise RateLimited(
+            f"{waiting.num_new_of(tenant)} requests of this key wait already, which is its share of the queue; try "
+            f"again in {retry_after_s} s",
+            code="share_of_queue_full",
+            retry_after_s=retry_after_s,
+        )
     if waiting.num_new >= limits.max_queued_requests:
         problem = f"{waiting.num_new} requests wait already (the limit is {limits.max_queued_requests})"
     elif waiting.num_new and waiting.num_new_tokens + state.num_prompt > limits.max_queued_tokens:

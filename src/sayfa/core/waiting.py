@@ -4,10 +4,11 @@ Called by the scheduler only; must not know why somebody waits.
 
 Invariants: sorted by (order, arrival, branch); `num_tokens` is the sum of the waiting sequences' tokens;
 `num_new` and `num_new_tokens` count only requests that have never run (those bound the queue: one that ran and was
-preempted is never refused).
+preempted is never refused); `num_new_of` counts them by tenant.
 """
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator
 
 from sayfa.core.sequence import Sequence
@@ -21,6 +22,11 @@ class WaitingQueue:
         self.num_tokens = 0
         self.num_new = 0
         self.num_new_tokens = 0
+        self._new_by_tenant: dict[str, int] = {}
+
+    def num_new_of(self, tenant: str) -> int:
+        """Return how many requests of a tenant wait that have never run."""
+        return self._new_by_tenant.get(tenant, 0)
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -50,6 +56,9 @@ class WaitingQueue:
         if places != sorted(set(places)):
             raise RuntimeError("the waiting queue is out of order or names a sequence twice")
         new = [len(sequence.tokens) for sequence in self._sequences if sequence.state.admitted_s is None]
+        tenants = Counter(s.state.request.tenant for s in self._sequences if s.state.admitted_s is None)
+        if tenants != self._new_by_tenant:
+            raise RuntimeError(f"the waiting queue counts {self._new_by_tenant} by tenant, there are {dict(tenants)}")
         counts = sum(len(sequence.tokens) for sequence in self._sequences), len(new), sum(new)
         if counts != (self.num_tokens, self.num_new, self.num_new_tokens):
             raise RuntimeError(f"the waiting queue counts {counts} wrongly")
@@ -59,6 +68,10 @@ class WaitingQueue:
         self.num_tokens += tokens
         if sequence.state.admitted_s is None:
             self.num_new += sign
+            tenant = sequence.state.request.tenant
+            self._new_by_tenant[tenant] = self._new_by_tenant.get(tenant, 0) + sign
+            if not self._new_by_tenant[tenant]:
+                del self._new_by_tenant[tenant]
             self.num_new_tokens += tokens
 
 

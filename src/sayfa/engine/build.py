@@ -197,6 +197,7 @@ def make_scheduler(
         max_queued_requests=options.max_num_queued_reqs,
         max_queued_tokens=options.max_num_queued_tokens,
         max_scored=MAX_SCORED,
+        share_queue=options.scheduling_policy == "fair",
     )
     pool = PagePool(num_pages)
     pages = KvCache(pool, cache.block_size, model_digest=digest, caching=cache.enable_prefix_caching)

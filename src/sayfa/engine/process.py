@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 import setproctitle
@@ -182,11 +182,14 @@ class EngineLoop:
         self._connection.send(encode(message))
 
 
+_KINDS: dict[int, Literal["overloaded", "limited"]] = {429: "limited", 503: "overloaded"}
+
+
 def refusal(request_id: str, error: RequestError) -> Refused:
     """Turn the error of `Engine.add` into the message that makes the client raise it again."""
     return Refused(
         id=request_id,
-        kind="overloaded" if error.status in (429, 503) else "invalid",
+        kind=_KINDS.get(error.status, "invalid"),
         message=error.message,
         param=error.param,
         code=error.code,

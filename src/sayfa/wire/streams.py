@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from sayfa.base.clock import Clock
-from sayfa.base.errors import EngineError, InvalidRequest, Overloaded, RequestError
+from sayfa.base.errors import EngineError, InvalidRequest, Overloaded, RateLimited, RequestError
 from sayfa.base.messages import EngineOutput, Refused, Request
 
 MAX_UNREAD_TOKENS = 1000
@@ -114,9 +114,8 @@ class RequestStreams:
         if refused.kind == "invalid":
             error = InvalidRequest(refused.message, param=refused.param, code=refused.code)
         else:
-            error = Overloaded(
-                refused.message, param=refused.param, code=refused.code, retry_after_s=refused.retry_after_s
-            )
+            make = RateLimited if refused.kind == "limited" else Overloaded
+            error = make(refused.message, param=refused.param, code=refused.code, retry_after_s=refused.retry_after_s)
         self.fail(refused.id, error)
 
     def fail(self, request_id: str, error: Exception) -> None:
