@@ -32,6 +32,10 @@ class RequestTable:
     """Rows of running sequences.
 
     max_rows: sequences at once. max_context: longest sequence in tokens. page_size: tokens in a page.
+
+    edits_logits: rows with penalties, bias or allowed ids. masked_until: a row with fewer tokens must not draw what
+    would end it (`min_tokens`). version: another number after each `put` and `forget`, so that what was read from the columns
+    of the same rows can be kept while nobody comes or goes.
     """
 
     def __init__(self, max_rows: int, max_context: int, page_size: int, vocab_size: int) -> None:
@@ -53,6 +57,8 @@ class RequestTable:
         self.num_top = np.full(max_rows, -1, np.int32)
         self.num_prompt_top = np.full(max_rows, -1, np.int32)
         self.edits_logits = np.zeros(max_rows, np.bool_)
+        self.masked_until = np.zeros(max_rows, np.int32)
+        self.version = 0
         self.params: list[SamplingParams | None] = [None] * max_rows
         self.counts: dict[int, TokenCounts] = {}
 
@@ -72,9 +78,9 @@ class RequestTable:
         self.num_top[row] = -1 if params.logprobs is None else params.logprobs
         self.num_prompt_top[row] = -1 if params.prompt_logprobs is None else params.prompt_logprobs
         penalised = _wants_penalties(params)
-        self.edits_logits[row] = penalised or bool(
-            params.logit_bias or params.allowed_token_ids is not None or params.min_tokens
-        )
+        self.edits_logits[row] = penalised or bool(params.logit_bias) or params.allowed_token_ids is not None
+        self.masked_until[row] = new.num_prompt + params.min_tokens if stop_ids(params) else 0
+        self.version += 1
         if penalised:
             self.counts[row] = self._count(row)
         self.add_pages(row, new.pages)
@@ -94,6 +100,8 @@ class RequestTable:
         self.num_pages[row] = self.num_tokens[row] = self.num_prompt[row] = 0
         self.num_top[row] = self.num_prompt_top[row] = -1
         self.edits_logits[row] = False
+        self.masked_until[row] = 0
+        self.version += 1
         self.params[row] = None
         self.counts.pop(row, None)
 
@@ -126,6 +134,11 @@ class RequestTable:
         seen = np.zeros(self.vocab_size, np.bool_)
         seen[tokens] = True
         return TokenCounts(output, seen)
+
+
+def stop_ids(params: SamplingParams) -> list[int]:
+    """Token ids that end the sequence, and so must not be drawn before `min_tokens`."""
+    return params.stop_token_ids if params.ignore_eos else params.stop_token_ids + params.eos_token_ids
 
 
 def _wants_penalties(params: SamplingParams) -> bool:

@@ -6,16 +6,17 @@ handed in: the numpy one of `draw`, or its native twin. A row that fails ends al
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sayfa.base.sampling_params import SamplingParams
 from sayfa.base.step import RowResult, TokenLogprobs
-from sayfa.runner.draw import DrawColumns, Drawn, score_token
+from sayfa.runner.draw import GREEDY_BELOW, DrawColumns, Drawn, score_token
 from sayfa.runner.noise import uniform
 from sayfa.runner.prepare import Prepared
-from sayfa.runner.request_table import RequestTable, TokenCounts
+from sayfa.runner.request_table import RequestTable, TokenCounts, stop_ids
 
 Draw = Callable[[NDArray[np.float32], DrawColumns], Drawn]
 
@@ -27,12 +28,31 @@ _NOTHING_ALLOWED = (
 )  # fmt: skip
 
 
+class Wishes(NamedTuple):
+    """What the drawing rows [R] ask for, read from the table once while nobody comes or goes.
+
+    noisy: some row is not greedy. edits: which rows change their logits at each token; masked_until: see the table.
+    """
+
+    temperature: NDArray[np.float32]
+    top_p: NDArray[np.float32]
+    min_p: NDArray[np.float32]
+    top_k: NDArray[np.int32]
+    num_top: NDArray[np.int32]
+    seed: NDArray[np.uint64]
+    edits: NDArray[np.bool_]
+    masked_until: NDArray[np.int32]
+    noisy: bool
+
+
 class Sampler:
     """Samples the rows of a step and notes the drawn tokens in the table."""
 
     def __init__(self, table: RequestTable, draw: Draw) -> None:
         self._table = table
         self._draw = draw
+        self._kept: tuple[int, bytes] = (-1, b"")
+        self._wishes: Wishes | None = None
 
     def sample(self, logits: NDArray[np.float32], step: Prepared) -> list[RowResult]:
         """Answer each scheduled row in order. `logits` [L, V] may be changed in place."""
@@ -43,26 +63,34 @@ class Sampler:
         rows = step.rows[drawing]
         last = step.logit_start[drawing + 1] - 1
         chosen = logits if len(last) == len(logits) else logits[last]
-        for index in np.flatnonzero(self._table.edits_logits[rows]):
-            if not np.isfinite(chosen[index]).all():
-                failed[int(drawing[index])] = _NUMERICAL
+        wishes, end = self._wishes_of(rows), step.end[drawing]
+        edited = wishes.edits | (end < wishes.masked_until)
+        for index in np.flatnonzero(edited):
+            if wishes.edits[index] and not np.isfinite(chosen[index]).all():
+                failed[int(drawing[index])] = _NUMERICAL  # a penalty would hide it
             self._edit(chosen[index], int(rows[index]))
-        drawn = self._draw(chosen, self._columns(rows, step.end[drawing]))
+        drawn = self._draw(chosen, _columns(wishes, end))
         for index in np.flatnonzero(drawn.token < 0):
-            edited = self._table.edits_logits[rows[index]]
-            failed.setdefault(int(drawing[index]), _NOTHING_ALLOWED if edited else _NUMERICAL)
+            masked = edited[index] and np.isneginf(chosen[index]).all()
+            failed.setdefault(int(drawing[index]), _NOTHING_ALLOWED if masked else _NUMERICAL)
         return self._collect(step, drawing, drawn, scored, failed)
 
-    def _columns(self, rows: NDArray[np.int32], positions: NDArray[np.int32]) -> DrawColumns:
-        table = self._table
-        return DrawColumns(
-            temperature=table.temperature[rows],
-            top_p=table.top_p[rows],
-            min_p=table.min_p[rows],
-            top_k=table.top_k[rows],
-            uniform=uniform(table.seed[rows], positions),
-            num_top=table.num_top[rows],
-        )
+    def _wishes_of(self, rows: NDArray[np.int32]) -> Wishes:
+        table, key = self._table, (self._table.version, rows.tobytes())
+        if self._wishes is None or key != self._kept:
+            self._kept = key
+            self._wishes = Wishes(
+                table.temperature[rows],
+                table.top_p[rows],
+                table.min_p[rows],
+                table.top_k[rows],
+                table.num_top[rows],
+                table.seed[rows],
+                table.edits_logits[rows],
+                table.masked_until[rows],
+                bool((table.temperature[rows] >= GREEDY_BELOW).any()),
+            )
+        return self._wishes
 
     def _collect(
         self,
@@ -129,9 +157,20 @@ class Sampler:
             allowed = np.zeros(len(logits), np.bool_)
             allowed[params.allowed_token_ids] = True
             logits[~allowed] = -np.inf
-        if self._table.num_tokens[row] - self._table.num_prompt[row] < params.min_tokens:
-            stops = params.stop_token_ids if params.ignore_eos else params.stop_token_ids + params.eos_token_ids
-            logits[stops] = -np.inf
+        if self._table.num_tokens[row] < self._table.masked_until[row]:
+            logits[stop_ids(params)] = -np.inf
+
+
+def _columns(wishes: Wishes, positions: NDArray[np.int32]) -> DrawColumns:
+    """The draw's input; greedy rows need no noise, and where all are greedy none is made."""
+    return DrawColumns(
+        temperature=wishes.temperature,
+        top_p=wishes.top_p,
+        min_p=wishes.min_p,
+        top_k=wishes.top_k,
+        uniform=uniform(wishes.seed, positions) if wishes.noisy else np.zeros(len(positions)),
+        num_top=wishes.num_top,
+    )
 
 
 def _penalise(logits: NDArray[np.float32], params: SamplingParams, counts: TokenCounts) -> None:
