@@ -246,7 +246,9 @@ async def test_a_deadline_that_passes_is_408_or_an_error_event() -> None:
     assert plain.status_code == 408
     assert plain.json()["error"]["param"] == "deadline_s"
     assert chunks[-1]["error"]["code"] == "deadline_exceeded"
-    assert [request.deadline_s for request in engine.requests] == [2.5, 9.0]
+    left_s = [request.deadline_s or 0.0 for request in engine.requests]
+    assert 1.5 < left_s[0] <= 2.5  # what reading the body took is off
+    assert 8.0 < left_s[1] <= 9.0
 
 
 async def test_the_death_of_the_engine_ends_streams_with_one_error() -> None:
