@@ -89,7 +89,10 @@ void quantize_row(const RowLayout& l, const float* x, uint8_t* out) {
     for (int64_t g = 0; g < count; ++g) {
       int32_t sums[2] = {0, 0};
       const int64_t at = start + g;
-      if (l.facts16 < 0) {
+      if (!std::isfinite(scale[g])) {
+        std::memset(q + at * kGroup, 0, kGroup);  // infinity or NaN times zero is NaN in every result
+        if (l.facts16 >= 0) facts16[2 * at] = facts16[2 * at + 1] = facts_of(scale[g], 0);
+      } else if (l.facts16 < 0) {
         quantize_group<1>(x + at * kGroup, inverse[g], q + at * kGroup, sums);
       } else {
         quantize_group<2>(x + at * kGroup, inverse[g], q + at * kGroup, sums);
