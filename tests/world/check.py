@@ -5,6 +5,7 @@ Used by the tests of the world, and by the mutants, which run it over a broken c
 
 import sys
 
+from world import load
 from world.history import Call, History, clock_history, numbers_history, random_history
 from world.play import Outcome, ViolationError, play
 
@@ -52,6 +53,45 @@ def check_garble(seed: int) -> History:
     return history
 
 
+def check_overload(seed: int) -> None:
+    """F14: at ten times the capacity as much is served as ever; refusals say truly when to come back."""
+    span_s = 12.0
+    calm = load.run(seed, load.traffic(seed, 1.5, span_s), max_queued_requests=10_000, policy="priority")
+    answers = load.run(seed, load.traffic(seed, 10.0, span_s, deadline_share=0.05), policy="priority").answers
+    begun_s = min(answer.started_s for answer in answers)
+    best = load.goodput(calm.answers, begun_s + 2, begun_s + span_s)
+    got = load.goodput(answers, begun_s + 2, begun_s + span_s)
+    _demand(got >= 0.95 * best, f"goodput fell from {best:.1f} to {got:.1f} answers a second")
+    refused = [a for a in answers if a.status == 503]
+    _demand(len(refused) > len(answers) / 2, "hardly anything was refused: this is no overload")
+    for answer in refused:
+        _demand(answer.ended_s - answer.started_s <= 2 * load.STEP_S, "a refusal took longer than two steps")
+    steady = [a for a in refused if begun_s + 3 <= a.started_s <= begun_s + 8 and a.code == "queue_full"]
+    for answer in steady:
+        true_s = load.half_queue_s(answers, answer.ended_s)
+        said_s = int(answer.headers["retry-after"])
+        _demand(
+            0.7 * true_s - 1 <= said_s <= 1.4 * true_s + 2, f"Retry-After {said_s}, half the queue took {true_s:.1f} s"
+        )
+    _demand(bool(steady), "nobody was refused in the steady part")
+    hopeless = [a for a in answers if a.call.deadline_s is not None and a.started_s >= begun_s + 4]
+    late = [a for a in hopeless if a.code == "deadline_exceeded"]
+    _demand(len(late) <= 0.05 * len(hopeless), f"{len(late)} of {len(hopeless)} hopeless calls were queued and expired")
+
+
+def check_fairness(seed: int) -> None:
+    """F15: a flood of one key, a hundred times the calls of another one, costs that one a step or so."""
+    span_s = 12.0
+    normal = load.traffic(seed, 0.1, span_s, tenant=1)
+    alone = [load.first_text_s(answer) for answer in load.run(seed, normal).answers]
+    crowd = load.run(seed, normal, load.traffic(seed, 10.0, span_s)).answers
+    beside = [load.first_text_s(answer) for answer in crowd if answer.call.tenant == 1]
+    served = [answer.served for answer in crowd if answer.call.tenant == 1]
+    _demand(all(served), f"{served.count(False)} of {len(served)} calls beside the flood were not served")
+    limit_s = 2 * max(alone) + load.STEP_S
+    _demand(max(beside) <= limit_s, f"first text after {max(beside):.3f} s, alone {max(alone):.3f} s at most")
+
+
 def _said(outcome: Outcome) -> list[tuple[object, ...]]:
     return [(a.call.seed, a.status, a.code, a.ended_s, a.texts) for a in outcome.answers]
 
@@ -61,7 +101,14 @@ def _demand(holds: bool, law: str) -> None:
         raise ViolationError(law)
 
 
-CHECKS = {"any": check_any, "numbers": check_numbers, "clock": check_clock, "garble": check_garble}
+CHECKS = {
+    "any": check_any,
+    "numbers": check_numbers,
+    "clock": check_clock,
+    "garble": check_garble,
+    "overload": check_overload,
+    "fairness": check_fairness,
+}
 
 
 def main() -> int:

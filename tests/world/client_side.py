@@ -83,13 +83,15 @@ class Answer:
     """What one call was told.
 
     status: None if nothing came. texts, reasons: by choice. code: of the error, in a body or an event. left: the
-    sender hung up before the end. started_s, ended_s: on the world's clock.
+    sender hung up before the end. started_s, first_s (something came), ended_s: on
+    the world's clock.
     """
 
     def __init__(self, call: Call, started_s: float) -> None:
         self.call = call
         self.started_s = started_s
         self.ended_s = started_s
+        self.first_s: float | None = None
         self.status: int | None = None
         self.headers: dict[str, str] = {}
         self.body = b""
@@ -204,6 +206,7 @@ class Caller:
             return
         assert answer.status is not None
         assert not answer.closed, "something came after the end"
+        answer.first_s = answer.first_s or asyncio.get_running_loop().time()
         answer.body += message.get("body", b"")
         answer.closed = not message.get("more_body", False)
         if answer.closed:

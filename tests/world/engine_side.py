@@ -11,6 +11,7 @@ one tenant to another.
 """
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +28,7 @@ from sayfa.engine.engine import Engine
 from sayfa.engine.process import EngineLoop
 from sayfa.wire.codec import encode
 from sayfa.wire.link import Link
-from sayfa.wire.sockets import DisconnectedError, frame
+from sayfa.wire.sockets import DisconnectedError
 from world.history import NUM_TOKENS, Call, Setting
 from world.loop import VirtualClock
 from world.pipes import EngineEnd, Pipe
@@ -118,8 +119,8 @@ class WorldProcess:
         return self.exit_code
 
     def garble(self) -> None:
-        """Send a frame that is no message."""
-        self._to_client.write(frame(b"\xc1 is no msgpack"))
+        """Let the next message that holds outputs be one that nobody can read."""
+        self._connection.garbles = True
 
     def slow_down(self, seconds: float) -> None:
         self._to_client.extra_s = self.to_engine.extra_s = seconds
@@ -193,8 +194,7 @@ class WorldProcess:
             clock.ahead_s = 0.0
         elif not engine.has_work and not connection.has_news:
             wait_s = loop._wait_s()
-            if wait_s is None or wait_s > 0:
-                await self._wait_for_news(wait_s)
+            await self._wait_for_news(wait_s)
         else:
             await asyncio.sleep(0)
         now_s = asyncio.get_running_loop().time()
@@ -207,10 +207,9 @@ class WorldProcess:
         return goes_on
 
     async def _wait_for_news(self, wait_s: float | None) -> None:
-        try:
+        await asyncio.sleep(0)
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._connection.woken.wait(), wait_s)
-        except TimeoutError:
-            pass
 
     def _check(self, engine: Engine) -> None:
         scheduler = engine._scheduler
