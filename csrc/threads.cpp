@@ -148,7 +148,8 @@ bool Pool::leave(uint64_t& entered, const Job& job) {
   }
 
   const uint32_t next = index_of(entered) + 1;
-  counter_.value.store(0, std::memory_order_relaxed);
+  // Many jobs take from lanes: the counter's line is then not pulled here for nothing.
+  if (counter_.value.load(std::memory_order_relaxed)) counter_.value.store(0, std::memory_order_relaxed);
   if (stamps_) stamps_[next - first_] = now_ns();
   const bool more = next != end_;  // read before the gate opens: after it the caller may have begun another run
   const uint64_t opened = more ? gate_at(next, kInside + kEntered) : gate_at(next, kIdle);
