@@ -11,6 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable
+from typing import TextIO
 
 NAME = "sayfa"
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
@@ -48,9 +49,35 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(data, default=str, ensure_ascii=False)
 
 
+class SinkHandler(logging.StreamHandler[TextIO]):
+    """Drops and counts lines that cannot be written (disk full, pipe closed); before the next one it says how many.
+
+    Nobody who logs ever notices: a request must not fail because of a line about it.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self.lost = 0
+        self._lost_now = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line, behind the news of lost ones."""
+        try:
+            if self._lost_now:
+                self.stream.write(f"({self._lost_now} log lines could not be written){self.terminator}")
+                self._lost_now = 0
+            self.stream.write(self.format(record) + self.terminator)
+            self.flush()
+        except (OSError, ValueError):  # ValueError: the stream is closed
+            self.lost += 1
+            self._lost_now += 1
+        except Exception:  # a record that cannot be formatted is our own mistake, and is shown
+            self.handleError(record)
+
+
 def setup(level: str = "info", form: str = "text") -> None:
     """Send this process's log lines to stderr, in place of earlier handlers. form: "text" or "json"."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = SinkHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
