@@ -11,7 +11,8 @@ import pytest
 
 from world.check import CHECKS, check_any
 from world.history import KINDS, Blow, Call, from_json, random_history
-from world.play import ViolationError, play
+from world.laws import ViolationError
+from world.play import play
 from world.shrink import failure_of, shrink
 
 CHUNK = 100

@@ -7,7 +7,8 @@ import sys
 
 from world import load
 from world.history import Call, History, clock_history, numbers_history, random_history
-from world.play import Outcome, ViolationError, play
+from world.laws import demand
+from world.play import Outcome, play
 
 CALENDAR_EVERY = 4
 """Every so many of the clock's histories are played again without the calendar's jumps."""
@@ -26,9 +27,9 @@ def check_numbers(seed: int) -> History:
     outcome = play(history)
     for answer in outcome.answers:
         if not answer.call.spoil:
-            _demand(answer.served, f"call {answer.call.seed} was not served: {answer.status} {answer.code}")
+            demand(answer.served, f"call {answer.call.seed} was not served: {answer.status} {answer.code}")
         elif not answer.served:
-            _demand(answer.code == "numerical_error", f"the spoiled call ended with {answer.code}")
+            demand(answer.code == "numerical_error", f"the spoiled call ended with {answer.code}")
     return history
 
 
@@ -38,11 +39,11 @@ def check_clock(seed: int) -> History:
     outcome = play(history)
     for answer in outcome.answers:
         if answer.call.deadline_s is None:
-            _demand(answer.served, f"call {answer.call.seed} was not served: {answer.status} {answer.code}")
+            demand(answer.served, f"call {answer.call.seed} was not served: {answer.status} {answer.code}")
     if seed % CALENDAR_EVERY == 0:
         calm = [event for event in history.events if isinstance(event, Call) or event.kind != "wall"]
         other = play(History(seed=history.seed, setting=history.setting, events=calm))
-        _demand(_said(outcome) == _said(other), "the calendar changed an answer")
+        demand(_said(outcome) == _said(other), "the calendar changed an answer")
     return history
 
 
@@ -61,22 +62,22 @@ def check_overload(seed: int) -> None:
     begun_s = min(answer.started_s for answer in answers)
     best = load.goodput(calm.answers, begun_s + 2, begun_s + span_s)
     got = load.goodput(answers, begun_s + 2, begun_s + span_s)
-    _demand(got >= 0.95 * best, f"goodput fell from {best:.1f} to {got:.1f} answers a second")
+    demand(got >= 0.95 * best, f"goodput fell from {best:.1f} to {got:.1f} answers a second")
     refused = [a for a in answers if a.status == 503]
-    _demand(len(refused) > len(answers) / 2, "hardly anything was refused: this is no overload")
+    demand(len(refused) > len(answers) / 2, "hardly anything was refused: this is no overload")
     for answer in refused:
-        _demand(answer.ended_s - answer.started_s <= 2 * load.STEP_S, "a refusal took longer than two steps")
+        demand(answer.ended_s - answer.started_s <= 2 * load.STEP_S, "a refusal took longer than two steps")
     steady = [a for a in refused if begun_s + 3 <= a.started_s <= begun_s + 8 and a.code == "queue_full"]
     for answer in steady:
         true_s = load.half_queue_s(answers, answer.ended_s)
         said_s = int(answer.headers["retry-after"])
-        _demand(
+        demand(
             0.7 * true_s - 1 <= said_s <= 1.4 * true_s + 2, f"Retry-After {said_s}, half the queue took {true_s:.1f} s"
         )
-    _demand(bool(steady), "nobody was refused in the steady part")
+    demand(bool(steady), "nobody was refused in the steady part")
     hopeless = [a for a in answers if a.call.deadline_s is not None and a.started_s >= begun_s + 4]
     late = [a for a in hopeless if a.code == "deadline_exceeded"]
-    _demand(len(late) <= 0.05 * len(hopeless), f"{len(late)} of {len(hopeless)} hopeless calls were queued and expired")
+    demand(len(late) <= 0.05 * len(hopeless), f"{len(late)} of {len(hopeless)} hopeless calls were queued and expired")
 
 
 def check_fairness(seed: int) -> None:
@@ -87,18 +88,13 @@ def check_fairness(seed: int) -> None:
     crowd = load.run(seed, normal, load.traffic(seed, 10.0, span_s)).answers
     beside = [load.first_text_s(answer) for answer in crowd if answer.call.tenant == 1]
     served = [answer.served for answer in crowd if answer.call.tenant == 1]
-    _demand(all(served), f"{served.count(False)} of {len(served)} calls beside the flood were not served")
+    demand(all(served), f"{served.count(False)} of {len(served)} calls beside the flood were not served")
     limit_s = 2 * max(alone) + load.STEP_S
-    _demand(max(beside) <= limit_s, f"first text after {max(beside):.3f} s, alone {max(alone):.3f} s at most")
+    demand(max(beside) <= limit_s, f"first text after {max(beside):.3f} s, alone {max(alone):.3f} s at most")
 
 
 def _said(outcome: Outcome) -> list[tuple[object, ...]]:
     return [(a.call.seed, a.status, a.code, a.ended_s, a.texts) for a in outcome.answers]
-
-
-def _demand(holds: bool, law: str) -> None:
-    if not holds:
-        raise ViolationError(law)
 
 
 CHECKS = {

@@ -5,7 +5,8 @@ import random
 import pytest
 
 from fakes.deciding import World, request
-from sayfa.base.errors import Overloaded, RateLimited
+from sayfa.base.errors import Overloaded, RateLimited, RequestError
+from sayfa.base.messages import Request
 
 
 def crowd(limit: int, **limits: object) -> World:
@@ -19,14 +20,20 @@ def crowd(limit: int, **limits: object) -> World:
 def fill(world: World, tenant: str) -> int:
     """Add requests of a tenant until one is refused; return how many were taken."""
     for number in range(1000):
-        try:
-            world.scheduler.add(request(f"{tenant}{number}", [1, 2], tenant=tenant), world.now_s, 7)
-        except (RateLimited, Overloaded) as refused:
+        refused = refusal(world, request(f"{tenant}{number}", [1, 2], tenant=tenant))
+        if refused is not None:
             full = world.scheduler._roster.waiting.num_new == world.limits.max_queued_requests
-            assert refused.code == ("queue_full" if full else "share_of_queue_full")
-            assert refused.retry_after_s == 7
+            assert (refused.code, refused.retry_after_s) == ("queue_full" if full else "share_of_queue_full", 7)
             return number
     raise AssertionError("nothing was refused")
+
+
+def refusal(world: World, wish: Request) -> RequestError | None:
+    try:
+        world.scheduler.add(wish, world.now_s, 7)
+    except (RateLimited, Overloaded) as refused:
+        return refused
+    return None
 
 
 @pytest.mark.parametrize("limit", [1, 2, 7, 64])
