@@ -85,7 +85,10 @@ void bind_memory(nb::module_& m) {
       .def("fill", [](Pages& p, int byte) { std::memset(p.block.data(), byte, p.block.bytes()); })
       .def_prop_ro("address", [](const Pages& p) { return reinterpret_cast<Address>(p.block.data()); })
       .def_prop_ro("bytes", [](const Pages& p) { return p.block.bytes(); });
-  nb::class_<Pool>(m, "Pool").def(nb::init<int>()).def_prop_ro("count", &Pool::count);
+  // Made apart: Python would place it at a 16-byte address, and its words are meant to have cache lines of their own.
+  nb::class_<Pool>(m, "Pool")
+      .def(nb::new_([](int count) { return std::make_shared<Pool>(count); }))
+      .def_prop_ro("count", &Pool::count);
 }
 
 using PieceTuple = std::tuple<Address, int, int64_t>;  // address, type, rows
