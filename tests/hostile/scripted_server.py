@@ -5,7 +5,9 @@
 The first line on stdout is the port. Log lines go to stderr as a user's would. SIGTERM ends it as a user's.
 """
 
+import faulthandler
 import json
+import signal
 import sys
 
 import msgspec
@@ -49,6 +51,7 @@ def make_client(**limits: int) -> ScriptedClient:
 def main(key: str, fields: list[str]) -> int:
     given = {name: json.loads(value) for name, _, value in (field.partition("=") for field in fields)}
     options = ServerOptions(port=0, api_key=[key] if key else [], **given)
+    faulthandler.register(signal.SIGUSR1)
     log.setup(options.log_level, options.log_format)
     sock = serve.bind(options)
     tools = text_tools()

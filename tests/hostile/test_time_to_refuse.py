@@ -7,11 +7,10 @@ requests may take 50 ms of CPU, bodies of megabytes what reading them takes (T15
 import asyncio
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from attacker import KEY, Server, exchange, judge, request, scripted_server, statuses
+from attacker import KEY, Server, cpu_s, exchange, judge, request, scripted_server, statuses
 
 LIMIT_S = 0.050
 BIG_LIMIT_S = 0.300
@@ -96,12 +95,6 @@ CASES: dict[str, Case] = {
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with scripted_server(tmp_path_factory.mktemp("refusing")) as running:
         yield running
-
-
-def cpu_s(server: Server) -> float:
-    """CPU seconds of all its threads, to the nanosecond."""
-    tasks = Path(f"/proc/{server.process.pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 async def refuse(server: Server, case: Case, patience_s: float = 4.0) -> float:

@@ -16,6 +16,14 @@ from sayfa.server.edge import MAX_HEADER_BYTES, MAX_HEADERS, MAX_LINE_BYTES
 from sayfa.server.errors import StatusError, body_bytes, headers_of, to_answer
 
 HEADER_TIME_LIMIT_S = 10.0
+MAX_SILENT_BYTES = 128 << 10
+"""What may come without completing anything: the parser tells of a header or chunk only when its end is there."""
+MAX_PIECES = 100_000
+"""In how many pieces a body may come: one byte in each would cost a thousand times what the bytes do."""
+LINGER_S = 2.0
+MAX_LINGER_BYTES = 64 << 20
+"""How long and how much a client that was answered before its body was there may go on sending: many read an answer
+only when they have sent all."""
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _PHRASES = {400: b"Bad Request", 408: b"Request Timeout", 414: b"URI Too Long", 431: b"Headers Too Large",
             503: b"Service Unavailable"}  # fmt: skip
@@ -31,8 +39,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._refusal: RequestError | None = None
         self._header_timer: asyncio.TimerHandle | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
+        self._lingered_bytes = 0
         self._running: RequestResponseCycle | None = None
         self._in_body = False
+        self._silent_bytes = 0
+        self._num_pieces = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -46,6 +58,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
         running = self._running
         if running is not None and not running.response_complete:
             running.disconnected = True
@@ -54,18 +68,26 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._refusal is not None:
+        if self._linger_timer is not None:
+            self._lingered_bytes += len(data)
+            if self._lingered_bytes > MAX_LINGER_BYTES:
+                self.transport.close()
+        if self._refusal is not None or self._linger_timer is not None:
             return
         if not self._in_body and b"pgrade:" in data:
             # Clients that offer HTTP/2 with each request want its answer; the parser would drop the body.
             head, blank, rest = data.partition(b"\r\n\r\n")
             data = _UPGRADE.sub(b"\r\nx-upgrade:", head) + blank + rest
+        self._silent_bytes += len(data)
         super().data_received(data)
+        if self._silent_bytes > MAX_SILENT_BYTES:
+            self._refuse(StatusError(431))
 
     # ------------------------------------------------------------------------------------------ the parser's callbacks
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._silent_bytes = 0
         self._header_bytes = 0
         self._arm()
 
@@ -76,12 +98,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
+        self._silent_bytes = 0
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > MAX_HEADER_BYTES or len(self.headers) > MAX_HEADERS:
             self._refuse(StatusError(431))
 
     def on_headers_complete(self) -> None:
         self._disarm()
+        self._silent_bytes = self._num_pieces = 0
         self._in_body = True
         if self._refusal is None and self._is_doubtful():
             self._refuse(StatusError(400, "This is not valid HTTP/1.1.", code="malformed_http"))
@@ -100,13 +124,24 @@ class BoundedProtocol(HttpToolsProtocol):
         )
 
     def on_body(self, body: bytes) -> None:
+        self._silent_bytes = 0
+        self._num_pieces += 1
+        if self._num_pieces > MAX_PIECES:
+            self._refuse(StatusError(400, f"The body came in more than {MAX_PIECES} pieces."))
         if self._refusal is None:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._silent_bytes = 0
         self._in_body = False
         if self._refusal is None:
             super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Throw away what still comes of a body that was answered early (too large, no key), and close soon."""
+        super().on_response_complete()
+        if self._in_body and not self.transport.is_closing():
+            self._linger_timer = self.loop.call_later(LINGER_S, self.transport.close)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
