@@ -25,6 +25,7 @@ from fakes.templates import ALL as TEMPLATES
 from fakes.tokenizers import byte_fallback, byte_level, gguf_bytes, gguf_metadata, save_folder
 from sayfa.base.errors import ConfigError, InvalidRequest, ModelError
 from sayfa.base.gguf import GgufArray, read_gguf
+from sayfa.base.json_file import json_depth
 from sayfa.base.messages import Abort, Add, Drain, EngineOutput, Outputs, Ping, Refused, Request
 from sayfa.base.sampling_params import SamplingParams
 from sayfa.base.step import TokenLogprobs
@@ -190,6 +191,7 @@ def run_json_body(data: bytes) -> None:
     """What passes is what the standard parser reads, can be encoded again, and each model takes it or names a field."""
     value = strict_json.parse(data)
     assert value == json.loads(data)
+    assert json_depth(value) <= strict_json.MAX_DEPTH
     msgspec.json.encode(value)
     for model in (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest):
         try:
@@ -276,17 +278,25 @@ def text_seeds() -> list[bytes]:
 
 
 def run_detokenizer(data: bytes) -> None:
-    """Ids pushed one by one and all at once give the same text, and a stop string never shows."""
+    """Ids one by one and all at once give the same text, which ends where its first stop string begins."""
     tokenizer = text_tokenizer()
     ids = [byte * 7 % tokenizer.vocab_size for byte in data]
-    stops = [text for text in (data[:3].decode("latin-1"), "the") if text]
+    all_text = tokenizer.decode(ids)
+    at = data[0] % (len(all_text) + 1) if data else 0
+    stops = [stop for stop in (all_text[at : at + 1 + len(data) % 7], "the") if stop]
     whole, pieces = Detokenizer(tokenizer, stops), Detokenizer(tokenizer, stops)
     whole.push(ids, finished=True)
     for index, token in enumerate(ids):
         pieces.push([token], finished=index + 1 == len(ids))
     assert whole.text == pieces.text
     assert whole.offsets == pieces.offsets
-    assert not any(stop in whole.text for stop in stops)
+    ends = [all_text.index(stop) + len(stop) for stop in stops if stop in all_text]
+    if ends:
+        assert whole.stopped
+        assert not any(stop in whole.text for stop in stops)
+        assert all_text.startswith(whole.text)
+    else:
+        assert whole.text == all_text
 
 
 def run_events(data: bytes) -> None:
@@ -303,7 +313,7 @@ def read_events(stream: bytes) -> list[str]:
     text = stream.decode().removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     events: list[str] = []
     lines: list[str] = []
-    for line in text.split("\n"):
+    for line in text.split("\n")[:-1]:  # what stands behind the last line end is no line yet
         name, _, value = line.partition(":")
         if not line and lines:
             events.append("\n".join(lines))
@@ -366,21 +376,43 @@ def wire_seeds() -> list[bytes]:
 
 
 def run_frames(data: bytes) -> None:
-    """Frames are cut the same way however the stream arrives, and a length that lies is skipped, not held."""
-    whole, pieces = FrameReader(), FrameReader()
-    frames = whole.feed(data)
-    cut: list[bytes] = []
-    for start in range(0, len(data), 3):
-        cut += pieces.feed(data[start : start + 3])
-    assert cut == frames
-    assert whole.skipped == pieces.skipped
+    """Frames are cut as a plain reading of the whole cuts them, however they arrive; a length that lies is skipped."""
+    wanted: list[bytes] = []
+    place, skipped = 0, 0
+    while place + 4 <= len(data):
+        length = int.from_bytes(data[place : place + 4], "little")
+        place += 4 + length
+        if length > MAX_FRAME_BYTES:
+            skipped += 1
+        elif place <= len(data):
+            wanted.append(data[place - length : place])
+    for step in (1, 3, len(data) or 1):
+        reader = FrameReader()
+        cut = [payload for start in range(0, len(data), step) for payload in reader.feed(data[start : start + step])]
+        assert cut == wanted
+        assert reader.skipped == skipped
 
 
 def frame_seeds() -> list[bytes]:
     return [b"".join(map(frame, wire_seeds())), struct.pack("<I", MAX_FRAME_BYTES + 1) + b"x" * 20]
 
 
-_JSON_WORDS = [b"null", b"true", b"1e999", b"-0", b"9" * 70, b"\\ud800", b'""', b"[[", b"{}", b"NaN", b'"a":', b"1.5"]
+_DEEP = b'{"a":' + b"[" * 70 + b"]" * 70 + b"}"
+_JSON_WORDS = [
+    _DEEP,
+    b"null",
+    b"true",
+    b"1e999",
+    b"-0",
+    b"9" * 70,
+    b"\\ud800",
+    b'""',
+    b"[[",
+    b"{}",
+    b"NaN",
+    b'"a":',
+    b"1.5",
+]
 _JINJA_WORDS = [
     b"{{",
     b"}}",
