@@ -22,13 +22,16 @@ inline F16 f_set(float x) {
   return r;
 }
 
+// Loads and stores go vector by vector: copied as one piece, they would pass through the stack.
 inline F16 f_load(const void* p) {
   F16 r;
-  std::memcpy(&r, p, sizeof r);
+  for (int i = 0; i < kParts; ++i) r.v[i] = vload(static_cast<const float*>(p) + i * W);
   return r;
 }
 
-inline void f_store(float* p, F16 x) { std::memcpy(p, &x, sizeof x); }
+inline void f_store(float* p, F16 x) {
+  for (int i = 0; i < kParts; ++i) vstore(p + i * W, x.v[i]);
+}
 
 inline F16 f_mul(F16 a, F16 b) {
   for (int i = 0; i < kParts; ++i) a.v[i] = a.v[i] * b.v[i];
@@ -70,7 +73,11 @@ struct I16 {
 
 inline I16 i_load(const uint8_t* p) {
   I16 r;
+#if defined(__AVX2__)
+  for (int i = 0; i < kParts; ++i) std::memcpy(&r.v[i], p + i * sizeof(Vi), sizeof(Vi));
+#else
   std::memcpy(&r, p, sizeof r);
+#endif
   return r;
 }
 
@@ -137,6 +144,26 @@ inline I16 dot_small(I16 sum, I16 w, int32_t a) {
 #endif
   return sum;
 }
+
+// Four-bit weights without VNNI: the sums of a group fit 16 bits (8 * 2 * 15 * 127 = 30,480), two to a column, so they are
+// widened once a group.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+constexpr bool kShortSums = true;
+inline I16 dot_short(I16 sums, I16 w, int32_t a) {
+  for (int i = 0; i < 2; ++i)
+    sums.v[i] = _mm256_add_epi16(sums.v[i], _mm256_maddubs_epi16(w.v[i], _mm256_set1_epi32(a)));
+  return sums;
+}
+inline I16 widen_short(I16 start, I16 sums) {
+  for (int i = 0; i < 2; ++i)
+    start.v[i] = _mm256_add_epi32(start.v[i], _mm256_madd_epi16(sums.v[i], _mm256_set1_epi16(1)));
+  return start;
+}
+#else
+constexpr bool kShortSums = false;
+inline I16 dot_short(I16 sums, I16, int32_t) { return sums; }
+inline I16 widen_short(I16, I16 sums) { return sums; }
+#endif
 
 // Full bytes, zero at 128. With VNNI the weights stay unsigned and the sum starts at -128 * sum(a); elsewhere they are made
 // signed here and the sum starts at 0.

@@ -10,8 +10,10 @@ namespace {
 
 #if defined(__AVX512F__)
 constexpr int kSide = 2;  // blocks of 16 columns at once: what the registers hold
+constexpr int kUnroll = 8;
 #else
 constexpr int kSide = 1;
+constexpr int kUnroll = 2;  // four-bit words; unrolled further, the compiler runs ahead and out of registers
 #endif
 
 template <Format F>
@@ -19,6 +21,7 @@ struct Shape {
   static constexpr FormatFacts facts = kFormatFacts[static_cast<int>(F)];
   static constexpr int64_t group = facts.group;
   static constexpr bool minimum = facts.minimum;
+  static constexpr bool short_sums = kShortSums && facts.bits == 4;
   static constexpr bool small = facts.bits == 4 || minimum;  // weights below 128
   static constexpr int words = facts.group * facts.bits / 32;  // of four bytes, per column and group
   static constexpr int64_t scale_bytes = minimum ? 128 : 64;
@@ -36,6 +39,7 @@ inline I16 start(const uint8_t* facts) {
 template <Format F>
 inline I16 dot(I16 sum, I16 w, const uint8_t* q) {
   const auto four = static_cast<int32_t>(load32(q));
+  if (Shape<F>::short_sums) return dot_short(sum, w, four);
   return Shape<F>::small ? dot_small(sum, w, four) : dot_full(sum, w, four);
 }
 
@@ -77,10 +81,9 @@ void tile(const TileArgs& t) {
       if (t.fetch.ahead && side == 0) fetch_early(t.fetch, p, S::bytes);
       I16 acc[R][kSide];
       for (int r = 0; r < R; ++r)
-        for (I16& a : acc[r]) a = start<F>(facts.row(r));
+        for (I16& a : acc[r]) a = S::short_sums ? i_set(0) : start<F>(facts.row(r));
       const uint8_t* words = p + S::scale_bytes + side * 64;
-#pragma GCC unroll 8
-      for (int i = 0; i < S::words; ++i) {
+      auto word = [&](int i) __attribute__((always_inline)) {
         I16 w[kSide], high[kSide];
         for (int v = 0; v < kSide; ++v) {
           w[v] = i_load(words + i * 128 + v * 64);
@@ -92,7 +95,17 @@ void tile(const TileArgs& t) {
           if (S::facts.bits != 4) continue;
           for (int v = 0; v < kSide; ++v) acc[r][v] = dot<F>(acc[r][v], high[v], at + S::group / 2);
         }
+      };
+      if (S::facts.bits == 4) {
+#pragma GCC unroll kUnroll
+        for (int i = 0; i < S::words; ++i) word(i);
+      } else {
+#pragma GCC unroll 8
+        for (int i = 0; i < S::words; ++i) word(i);
       }
+      if (S::short_sums)
+        for (int r = 0; r < R; ++r)
+          for (I16& a : acc[r]) a = widen_short(start<F>(facts.row(r)), a);
       for (int v = 0; v < kSide; ++v) {
         const F16 scale = f_load_half(p + (side + v) * 32);
         for (int r = 0; r < R; ++r)
