@@ -180,8 +180,9 @@ class Sender:
         wishes = {
             "top_p": 0.9, "top_k": 20, "min_p": 0.05, "seed": rng.randrange(1 << 30), "presence_penalty": 0.5,
             "frequency_penalty": 0.5, "repetition_penalty": 1.2, "logit_bias": {"70": 5, "71": -100},
-            "ignore_eos": True, "stop": ["e", "\n\n"], "cache_salt": f"salt {rng.randrange(50)}", "priority": rng.randint(-5, 5),
-            "deadline_s": 1000.0, "return_token_ids": True, "min_tokens": 1, "stop_token_ids": [80],
+            "ignore_eos": True, "stop": ["e", "\n\n"], "cache_salt": f"salt {rng.randrange(50)}",
+            "priority": rng.randint(-5, 5), "deadline_s": 1000.0, "return_token_ids": True,
+            "min_tokens": 1, "stop_token_ids": [80],
             "user": "soak", "unknown_field": 1,
         }  # fmt: skip
         fields |= {name: wishes[name] for name in wishes if rng.random() < 0.12}

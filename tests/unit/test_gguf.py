@@ -166,7 +166,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "empty tensor name": (head(1, 0, tensor([4], name=b"") + PAD), "tensor 0"),
     "twice the same tensor": (head(2, 0, tensor([4]) + tensor([4], offset=32) + PAD), "twice"),
     "tensors over each other": (head(2, 0, tensor([16]) + tensor([4], offset=32, name=b"u") + PAD), "lies over"),
-    "a hole between tensors": (head(2, 0, tensor([8]) + tensor([4], offset=64, name=b"u") + PAD), "belong to no tensor"),
+    "a hole between tensors": (head(2, 0, tensor([8]) + tensor([4], offset=64, name=b"u") + PAD), "to no tensor"),
     "bytes behind the last tensor": (head(1, 0, tensor([4]) + PAD), "bytes follow"),
 }
 

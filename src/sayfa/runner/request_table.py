@@ -34,8 +34,8 @@ class RequestTable:
     max_rows: sequences at once. max_context: longest sequence in tokens. page_size: tokens in a page.
 
     edits_logits: rows with penalties, bias or allowed ids. masked_until: a row with fewer tokens must not draw what
-    would end it (`min_tokens`). version: another number after each `put` and `forget`, so that what was read from the columns
-    of the same rows can be kept while nobody comes or goes.
+    would end it (`min_tokens`). version: another number after each `put` and `forget`, so that what was read from the
+    columns of the same rows can be kept while nobody comes or goes.
     """
 
     def __init__(self, max_rows: int, max_context: int, page_size: int, vocab_size: int) -> None:
