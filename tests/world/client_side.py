@@ -184,7 +184,8 @@ class Caller:
         if not self._body_read:
             if self._call.body_s:
                 try:
-                    await asyncio.wait_for(self._gone.wait(), self._call.body_s)
+                    async with asyncio.timeout(self._call.body_s):
+                        await self._gone.wait()
                 except TimeoutError:
                     pass
             if not self._gone.is_set():
@@ -224,7 +225,8 @@ class Caller:
             await self._gone.wait()
         elif call.read_s:
             try:
-                await asyncio.wait_for(self._gone.wait(), call.read_s)
+                async with asyncio.timeout(call.read_s):
+                    await self._gone.wait()
             except TimeoutError:
                 pass
 

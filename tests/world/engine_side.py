@@ -112,7 +112,8 @@ class WorldProcess:
 
     async def end(self, limit_s: float) -> int | None:
         try:
-            await asyncio.wait_for(self._exited.wait(), limit_s)
+            async with asyncio.timeout(limit_s):
+                await self._exited.wait()
         except TimeoutError:
             self.kill()
             await self._exited.wait()
@@ -209,7 +210,8 @@ class WorldProcess:
     async def _wait_for_news(self, wait_s: float | None) -> None:
         await asyncio.sleep(0)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._connection.woken.wait(), wait_s)
+            async with asyncio.timeout(wait_s):
+                await self._connection.woken.wait()
 
     def _check(self, engine: Engine) -> None:
         scheduler = engine._scheduler

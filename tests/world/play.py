@@ -13,6 +13,7 @@ And after each turn of the engine those of `world.engine_side`.
 
 import asyncio
 import contextlib
+import gc
 import hashlib
 import math
 import random
@@ -37,6 +38,8 @@ from world.loop import VirtualClock, VirtualLoop
 
 PATIENCE_S = 900.0
 """Longer than all deadlines, back-offs and limits of a history together; who still waits then waits for ever."""
+
+gc.freeze()  # what was imported is never looked at again, so that each history can afford a collection of its own
 
 
 class Outcome:
@@ -94,6 +97,7 @@ class World:
                 await self._play_events(app)
                 self._check_books()
                 await self._end_well()
+        gc.collect()  # so that what nobody will ever look at complains now, and not in another history
         self._check_end()
         for answer in self.answers:
             self._laws.check_answer(answer)

@@ -116,10 +116,10 @@ class EventStream(Response):
                 await self._begin(send)
             event = await waiting
         finally:
-            if not waiting.done():
-                waiting.cancel()
-                # The events can only be closed when nobody waits for one any more.
-                await asyncio.gather(waiting, return_exceptions=True)
+            waiting.cancel()
+            # The events can only be closed when nobody waits for one any more, and an error that came in the moment in
+            # which the client left is to be seen by somebody.
+            await asyncio.gather(waiting, return_exceptions=True)
         if not self._started:
             await self._begin(send)
         return event

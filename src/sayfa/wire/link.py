@@ -116,7 +116,8 @@ class EngineProcess:
         loop.add_reader(watcher, gone.set)
         try:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(gone.wait(), limit_s)
+                async with asyncio.timeout(limit_s):
+                    await gone.wait()
         finally:
             loop.remove_reader(watcher)
             os.close(watcher)

@@ -170,7 +170,8 @@ class ProcessClient:
         while self._link is not None and self._clock.monotonic() < deadline_s:
             self._changed.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), max(0.01, deadline_s - self._clock.monotonic()))
+                async with asyncio.timeout(max(0.01, deadline_s - self._clock.monotonic())):
+                    await self._changed.wait()
 
     async def close(self) -> None:
         self._closing = True
