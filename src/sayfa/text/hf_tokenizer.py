@@ -83,11 +83,15 @@ def _add_missing(backend: Tokenizer, config: dict[str, Any]) -> None:
     listed = config.get("added_tokens_decoder")
     if not isinstance(listed, dict):
         return
-    for _, entry in sorted(listed.items(), key=lambda item: int(item[0]) if item[0].isdigit() else 0):
+    for _, entry in sorted(listed.items(), key=lambda item: _number(item[0])):
         text = _token_text(entry)
-        if text and backend.token_to_id(text) is None:
+        if isinstance(entry, dict) and text and backend.token_to_id(text) is None:
             flags = {name: bool(entry.get(name, False)) for name in ("lstrip", "rstrip", "single_word", "normalized")}
             backend.add_tokens([AddedToken(text, special=bool(entry.get("special", False)), **flags)])
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else 0
 
 
 def _embedding_rows(folder: Path) -> int:
@@ -131,7 +135,7 @@ def _end_ids(folder: Path, backend: Tokenizer) -> set[int]:
         value = _optional(folder, name).get("eos_token_id")
         ids = value if isinstance(value, list) else [value] if value is not None else []
         for index in ids:
-            if type(index) is not int or index < 0 or backend.id_to_token(index) is None:
+            if type(index) is not int or not 0 <= index <= MAX_TOKENS or backend.id_to_token(index) is None:
                 raise ModelError(f"{name}: `eos_token_id` holds {index!r:.60}, which is no id of the vocabulary.")
         if ids:
             return set(ids)
@@ -149,8 +153,8 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
             raise ModelError("chat_template.jinja: is not valid UTF-8.") from None
     template = config.get("chat_template") or _optional(folder, "chat_template.json").get("chat_template")
     if isinstance(template, list):
-        by_name = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = by_name.get("default")
+        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = named[-1].get("template") if named else None
     if template is None:
         return None
     if not isinstance(template, str) or len(template) > MAX_TEMPLATE_BYTES:

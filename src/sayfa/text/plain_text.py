@@ -75,7 +75,11 @@ class PlainEncoder:
 
 
 def encode_ids(backend: Tokenizer, text: str) -> list[int]:
-    """Encode without anything put around. A text that is no valid Unicode (a lone surrogate) raises InvalidRequest."""
+    """Encode without anything put around.
+
+    Raises InvalidRequest for a text that is no valid Unicode (a lone surrogate), and where the library panics, as it
+    does on some damaged vocabularies: that is the end of one request.
+    """
     try:
         if len(text) < _LONG_CHARS:
             return list(backend.encode(text, add_special_tokens=False).ids)
@@ -84,6 +88,12 @@ def encode_ids(backend: Tokenizer, text: str) -> list[int]:
     except (UnicodeEncodeError, TypeError):
         raise InvalidRequest(
             "The text holds a lone surrogate, which is no valid Unicode; send whole characters.", code="invalid_unicode"
+        ) from None
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # the library's panics are no Exception
+            raise
+        raise InvalidRequest(
+            "This model's tokenizer cannot encode the text; its files are damaged.", code="tokenizer_failed"
         ) from None
 
 

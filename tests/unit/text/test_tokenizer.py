@@ -398,3 +398,22 @@ def test_a_million_equal_characters_take_under_two_seconds(tmp_path: Path, kind:
     ids = ours.encode(text)
     ours.decode(ids)
     assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"added_tokens_decoder": {"7": "text", "8": 0.5, "²": {"content": "x"}, "9" * 5000: {"content": "y"}}},
+        {"chat_template": [{"name": [0], "template": "x"}, {"name": {"a": 1}}, 7]},
+    ],
+)
+def test_odd_facts_beside_a_tokenizer_are_passed_over(facts: dict[str, Any], tmp_path: Path) -> None:
+    """What is not of the known form is not used; it raises nothing of its own."""
+    tokenizer = load_tokenizer(save_folder(tmp_path, byte_level(300), facts))
+    assert tokenizer.chat_template is None
+    assert tokenizer.decode(tokenizer.encode_text("text")) == "text"
+
+
+def test_an_end_token_beyond_all_numbers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="eos_token_id"):
+        load_tokenizer(save_folder(tmp_path, byte_level(300), generation_config_json={"eos_token_id": 10**400}))
