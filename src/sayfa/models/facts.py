@@ -4,7 +4,6 @@ Called by `models.config_hf` and `models.config_gguf`. Every number is checked b
 each refusal names the model, the field, the value and the range (threat T07).
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,7 +62,7 @@ class Facts:
         """A finite number within the closed range."""
         value = self._get(field, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or not bounds[0] <= value <= bounds[1]:
+        if not is_number or not bounds[0] <= value <= bounds[1]:  # false for NaN and infinities too
             raise self.error(field, f"is {_shown(value)}; it must be a number in [{bounds[0]}, {bounds[1]}]")
         return float(value)
 

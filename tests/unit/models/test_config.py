@@ -109,6 +109,7 @@ def test_a_larger_gemma_states_only_what_differs_from_the_familys_defaults(tmp_p
         ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'"),
         ({"rope_theta": 0}, "rope_theta"),
         ({"rope_theta": [1]}, "rope_theta is"),
+        ({"rope_theta": 10**400}, "rope_theta is 1000"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'; known rope scalings: default.*llama3"),
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "'dynamic'; known rope scalings"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
