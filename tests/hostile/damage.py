@@ -1,7 +1,15 @@
 """Damage to bytes, from a seed: what a fuzzer does to a good input when nothing guides it."""
 
+import copy
+import json
 import random
 from collections.abc import Iterator
+from typing import Any
+
+VALUES: list[Any] = [
+    None, True, False, 0, -1, 1, 0.5, 1e308, 2**31, 2**64, 10**400, "", "x", "1", "😀", [], [0], [""], [[]], {},
+    {"a": 1}, {"type": "text"}, "\x00", "a" * 5000, [None] * 50,
+]  # fmt: skip
 
 
 def damaged(rng: random.Random, seeds: list[bytes], words: list[bytes]) -> bytes:
@@ -45,3 +53,25 @@ def every_cut(data: bytes, step: int) -> Iterator[tuple[str, bytes]]:
     """The beginnings of the data, in steps."""
     for size in range(0, len(data), step):
         yield f"cut at {size}", data[:size]
+
+
+def damaged_json(rng: random.Random, seeds: list[bytes], words: list[bytes]) -> bytes:
+    """Half of the time bytes are damaged; else one to three values are put in the places of others, or keys go."""
+    if rng.random() < 0.5:
+        return damaged(rng, seeds, words)
+    value = json.loads(rng.choice(seeds))
+    for _ in range(rng.randint(1, 3)):
+        holder, key = value, None
+        while isinstance(holder, dict | list) and holder:
+            key = rng.choice(list(holder)) if isinstance(holder, dict) else rng.randrange(len(holder))
+            inner = holder[key]
+            if not isinstance(inner, dict | list) or not inner or rng.random() < 0.3:
+                break
+            holder = inner
+        if key is None:
+            continue
+        if rng.random() < 0.2:
+            del holder[key]
+        else:
+            holder[key] = copy.deepcopy(rng.choice(VALUES))
+    return json.dumps(value).encode()

@@ -97,11 +97,11 @@ MUTANTS = (
         _PARSER.format("json-body"),
     ),
     Mutant(
-        "a template may reach names with _",
-        "text/template_sandbox.py",
-        'if attr.startswith("_"):\n            return False',
-        "return True",
-        _WORDS.format("template"),
+        "a template's mistake is our failure",
+        "text/chat_template.py",
+        "except jinja2.TemplateError as error:",
+        "except jinja2.UndefinedError as error:",
+        _PARSER.format("template"),
     ),
     Mutant(
         "a broken message is our failure",
@@ -174,10 +174,10 @@ MUTANTS = (
         "test_http_bytes.py::test_f10_damaged_connections[0]",
     ),
     Mutant(
-        "an error tells its cause",
+        "an error tells where the server lies",
         "server/errors.py",
-        '"The request cannot be read."',
-        'f"Error in {__file__}."',
+        '"There is no such route here; /docs lists what there is."',
+        'f"There is no such route in {__file__}."',
         "test_http_bytes.py::test_f10_damaged_connections[0]",
     ),
     Mutant(

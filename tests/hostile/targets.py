@@ -6,7 +6,10 @@ takes any bytes; it may raise the target's own errors, and nothing else.
 
 import atexit
 import json
+import math
 import os
+import random
+import re
 import shutil
 import struct
 import tempfile
@@ -17,6 +20,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from damage import damaged, damaged_json
 from pydantic import ValidationError
 from safetensors.numpy import save as save_safetensors
 
@@ -44,12 +48,26 @@ from sayfa.wire.sockets import MAX_FRAME_BYTES, FrameReader, frame
 
 
 class Target(NamedTuple):
-    """One parser. seeds: good inputs. words: pieces that mean something to it. refusals: what it may raise."""
+    """One parser. seeds: good inputs. words: pieces that mean something to it. refusals: what it may raise.
+
+    damage: makes a bad input; the default knows bytes only.
+    """
 
     run: Callable[[bytes], None]
     seeds: Callable[[], list[bytes]]
     words: list[bytes]
     refusals: tuple[type[Exception], ...]
+    damage: Callable[[random.Random, list[bytes], list[bytes]], bytes] = damaged
+
+
+def damaged_safetensors(rng: random.Random, seeds: list[bytes], words: list[bytes]) -> bytes:
+    """Half of the time the header's values are damaged and its length is right."""
+    data = rng.choice(seeds)
+    end = 8 + int.from_bytes(data[:8], "little")
+    if rng.random() < 0.5:
+        return damaged(rng, seeds, words)
+    header = damaged_json(rng, [data[8:end]], words)
+    return struct.pack("<Q", len(header)) + header + data[end:]
 
 
 @cache
@@ -143,8 +161,9 @@ def run_safetensors(data: bytes) -> None:
     """Every tensor has the bytes that its shape and type ask for."""
     source = open_weights(put(data, "fuzz.safetensors"))
     for name in source.names():
-        shape, _ = source.info(name)
-        assert len(source.read(name)) >= int(np.prod(shape, dtype=object))
+        shape, kind = source.info(name)
+        bits = int((re.findall(r"\d+", kind) or ["8"])[0])
+        assert len(source.read(name)) == math.prod(shape) * bits // 8
 
 
 def safetensors_seeds() -> list[bytes]:
@@ -234,9 +253,11 @@ def run_messages(data: bytes) -> None:
     messages = value.get("messages")
     if not isinstance(messages, list):
         return
-    for template in templates():
-        rendered = template.render(messages, tools=value.get("tools"), options=None)
-        assert len(rendered.text) <= len(rendered.marked)
+    tools = value.get("tools")
+    well_formed = isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
+    template = templates()[len(data) % len(templates())]
+    rendered = template.render(messages, tools=tools if well_formed else None)
+    assert len(rendered.text) <= len(rendered.marked)
 
 
 def messages_seeds() -> list[bytes]:
@@ -290,11 +311,10 @@ def run_detokenizer(data: bytes) -> None:
         pieces.push([token], finished=index + 1 == len(ids))
     assert whole.text == pieces.text
     assert whole.offsets == pieces.offsets
-    ends = [all_text.index(stop) + len(stop) for stop in stops if stop in all_text]
+    ends = {stop: all_text.index(stop) + len(stop) for stop in stops if stop in all_text}
+    assert whole.stopped == bool(ends)
     if ends:
-        assert whole.stopped
-        assert not any(stop in whole.text for stop in stops)
-        assert all_text.startswith(whole.text)
+        assert whole.text in {all_text[: end - len(stop)] for stop, end in ends.items() if end == min(ends.values())}
     else:
         assert whole.text == all_text
 
@@ -468,14 +488,18 @@ _TEXT_WORDS = [
 TARGETS: dict[str, Target] = {
     "gguf": Target(run_gguf, gguf_seeds, _NUMBERS, (ModelError,)),
     "gguf-tokenizer": Target(run_gguf_tokenizer, gguf_tokenizer_seeds, _NUMBERS, (ModelError,)),
-    "hf-tokenizer": Target(run_hf_tokenizer, hf_tokenizer_seeds, _JSON_WORDS, (ModelError,)),
-    "tokenizer-config": Target(run_tokenizer_config, tokenizer_config_seeds, _JSON_WORDS, (ModelError,)),
-    "safetensors": Target(run_safetensors, safetensors_seeds, _NUMBERS + _JSON_WORDS, (ModelError,)),
-    "index": Target(run_index, index_seeds, [*_JSON_WORDS, b"../"], (ModelError,)),
-    "config": Target(run_config, config_seeds, _JSON_WORDS, (ModelError,)),
-    "json-body": Target(run_json_body, json_body_seeds, _JSON_WORDS, (InvalidRequest,)),
+    "hf-tokenizer": Target(
+        run_hf_tokenizer, hf_tokenizer_seeds, _JSON_WORDS, (ModelError, InvalidRequest), damaged_json
+    ),
+    "tokenizer-config": Target(run_tokenizer_config, tokenizer_config_seeds, _JSON_WORDS, (ModelError,), damaged_json),
+    "safetensors": Target(
+        run_safetensors, safetensors_seeds, _NUMBERS + _JSON_WORDS, (ModelError,), damaged_safetensors
+    ),
+    "index": Target(run_index, index_seeds, [*_JSON_WORDS, b"../"], (ModelError,), damaged_json),
+    "config": Target(run_config, config_seeds, _JSON_WORDS, (ModelError,), damaged_json),
+    "json-body": Target(run_json_body, json_body_seeds, _JSON_WORDS, (InvalidRequest,), damaged_json),
     "template": Target(run_template, template_seeds, _JINJA_WORDS, (ModelError, InvalidRequest)),
-    "messages": Target(run_messages, messages_seeds, _JSON_WORDS, (InvalidRequest,)),
+    "messages": Target(run_messages, messages_seeds, _JSON_WORDS, (InvalidRequest,), damaged_json),
     "text": Target(run_text, text_seeds, _TEXT_WORDS, ()),
     "detokenizer": Target(run_detokenizer, text_seeds, _TEXT_WORDS, ()),
     "events": Target(run_events, text_seeds, _TEXT_WORDS, ()),

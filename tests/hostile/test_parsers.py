@@ -8,7 +8,6 @@ import resource
 import time
 
 import pytest
-from damage import damaged
 from targets import TARGETS, Target
 
 INPUT_LIMIT_S = 0.25
@@ -24,7 +23,7 @@ def attack(target: Target, seed: int, limit_s: float) -> tuple[int, int]:
     counts = [0, 0]
     end_s = time.thread_time() + limit_s
     while time.thread_time() < end_s:
-        data = damaged(rng, seeds, target.words)
+        data = target.damage(rng, seeds, target.words)
         accepted, spent_s = one(target, data)
         for _ in range(3):  # a pause of the collector is no fault of the parser
             if spent_s < INPUT_LIMIT_S:
