@@ -18,6 +18,7 @@ import hashlib
 import math
 import random
 from collections import Counter
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,7 +40,11 @@ from world.loop import VirtualClock, VirtualLoop
 PATIENCE_S = 900.0
 """Longer than all deadlines, back-offs and limits of a history together; who still waits then waits for ever."""
 
-gc.freeze()  # what was imported is never looked at again, so that each history can afford a collection of its own
+_BOOKS = {
+    "requests_received": "received", "request_success": "ended", "admission_rejections": "rejected",
+    "requests_in_flight": "in_flight",
+}  # fmt: skip
+"""Metrics by which the server's books must balance, and what they are called here."""
 
 
 class Outcome:
@@ -237,17 +242,12 @@ class World:
         demand(min(books.values(), default=0) >= 0, f"a figure is negative: {books}")
 
     def _books(self) -> Counter[str]:
-        metrics = self._context.metrics
         books: Counter[str] = Counter()
-        names = {
-            "sayfa:requests_received_total": "received", "sayfa:request_success_total": "ended",
-            "sayfa:admission_rejections_total": "rejected", "sayfa:requests_in_flight": "in_flight",
-        }  # fmt: skip
-        for family in metrics._registry.collect():
-            for sample in family.samples:
-                if sample.name in names:
-                    books[names[sample.name]] += int(sample.value)
-                    if sample.name == "sayfa:request_success_total":
+        for metric, name in _BOOKS.items():
+            for family in self._context.metrics._families[metric].collect():
+                for sample in family.samples:
+                    books[name] += int(sample.value)
+                    if name == "ended":
                         books[sample.labels["finished_reason"]] += int(sample.value)
         return books
 
@@ -274,15 +274,30 @@ def play(history: History) -> Outcome:
     clock = VirtualClock()
     loop = VirtualLoop(clock)
     asyncio.set_event_loop(loop)
-    main = loop.create_task(World(history, clock, loop).run())
+    with _own_garbage():
+        main = loop.create_task(World(history, clock, loop).run())
+        try:
+            return loop.run_until_complete(main)
+        except BaseException:
+            _sweep_up(loop, main)
+            raise
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+
+@contextlib.contextmanager
+def _own_garbage() -> Iterator[None]:
+    """Let collections see only what is made from here on.
+
+    A history's own collection then costs as much as the history is large, however much the process has imported, and
+    what another test left behind does not complain in this one.
+    """
+    gc.freeze()
     try:
-        return loop.run_until_complete(main)
-    except BaseException:
-        _sweep_up(loop, main)
-        raise
+        yield
     finally:
-        asyncio.set_event_loop(None)
-        loop.close()
+        gc.unfreeze()
 
 
 def _sweep_up(loop: VirtualLoop, main: "asyncio.Task[Any]") -> None:
