@@ -137,7 +137,13 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_prompts: Annotated[int, Unit("prompts", 1, 4096)] = 256
     """Most prompts in the list of one completions request."""
     max_connections: Annotated[int, Unit("connections", 1, 1_000_000)] = 4096
-    """Open connections; further ones are answered 503. Each costs a descriptor and some 50 kB."""
+    """Open connections; further ones are answered 503 and closed. Each costs a descriptor and some 50 kB."""
+    max_connections_per_address: Annotated[int, Unit("connections", 1, 1_000_000)] = 512
+    """Open connections from one address (of IPv6: its first 64 bits); further ones are answered 429 and closed, so that
+    one machine cannot take them all. Loopback, Unix sockets and `--trusted-proxies` count in all only."""
+    trusted_proxies: list[str] = []
+    """Addresses or networks (10.0.0.0/8) of proxies in front, which bring the connections of many. What they forward
+    about others is not read."""
     default_deadline: Annotated[float, Unit("seconds", 0.0, 1e7)] = 0.0
     """Seconds after which an unfinished answer is worthless, for requests that name no `deadline_s`. 0: none."""
     sse_keep_alive_interval: Annotated[float, Unit("seconds", 0.0, 3600.0)] = 0.0

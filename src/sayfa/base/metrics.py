@@ -74,6 +74,8 @@ METRICS: dict[str, Metric] = {
         # Requests.
         _counter("requests_received", "Generation requests that passed the key check", alias=False),
         _counter("admission_rejections", "Requests refused before any work, by reason", "reason"),
+        _counter("connections_refused", "Connections ended before a request was there, by reason: limits on their "
+                 "number, headers that are late, too large or no HTTP", "reason", alias=False),
         _counter("request_success", "Requests that ended, by reason: stop, length, abort, error, deadline",
                  "finished_reason"),
         _counter("prompt_tokens", "Prompt tokens of ended requests, in tokens"),

@@ -11,9 +11,10 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from sayfa.base.errors import Overloaded, RequestError
+from sayfa.base.errors import RequestError
 from sayfa.server.edge import MAX_HEADER_BYTES, MAX_HEADERS, MAX_LINE_BYTES
 from sayfa.server.errors import StatusError, body_bytes, headers_of, to_answer
+from sayfa.server.gate import Gate
 
 HEADER_TIME_LIMIT_S = 10.0
 MAX_SILENT_BYTES = 128 << 10
@@ -24,15 +25,19 @@ LINGER_S = 2.0
 MAX_LINGER_BYTES = 64 << 20
 """How long and how much a client that was answered before its body was there may go on sending: many read an answer
 only when they have sent all."""
+MAX_REFUSED = 64
+"""How many refused connections may linger, so that their clients read why; further ones are closed at once."""
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
-_PHRASES = {400: b"Bad Request", 408: b"Request Timeout", 414: b"URI Too Long", 431: b"Headers Too Large",
-            503: b"Service Unavailable"}  # fmt: skip
+_PHRASES = {400: b"Bad Request", 408: b"Request Timeout", 414: b"URI Too Long", 429: b"Too Many Requests",
+            431: b"Headers Too Large", 503: b"Service Unavailable"}  # fmt: skip
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. Subclasses set `max_connections` (see `with_limit`)."""
+    """One connection. Subclasses have the `gate` that it must pass (see `behind`), and its `num_refused`."""
 
-    max_connections = 4096
+    gate: Gate
+    num_refused = 0
+    """Refused connections that are still open, of the subclass."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -45,19 +50,27 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_body = False
         self._silent_bytes = 0
         self._num_pieces = 0
+        self._key: str | None = None
+        self._entered = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.max_connections:
-            limit = self.max_connections
-            self._refuse(
-                Overloaded(f"The server has {limit} connections, which is its limit.", code="too_many_connections")
-            )
-        else:
+        self._key = self.gate.key(self.client[0] if self.client else None)
+        error = self.gate.why_not(self._key)
+        if error is None:
+            self._entered = True
+            self.gate.enter(self._key)
             self._arm()
+            return
+        type(self).num_refused += 1
+        self._refuse(error, linger=self.num_refused <= MAX_REFUSED)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        if self._entered:
+            self.gate.leave(self._key)
+        else:
+            type(self).num_refused -= 1
         if self._linger_timer is not None:
             self._linger_timer.cancel()
         running = self._running
@@ -79,6 +92,8 @@ class BoundedProtocol(HttpToolsProtocol):
             head, blank, rest = data.partition(b"\r\n\r\n")
             data = _UPGRADE.sub(b"\r\nx-upgrade:", head) + blank + rest
         self._silent_bytes += len(data)
+        if self._header_timer is None and not self._in_body and not self._is_busy:
+            self._arm()  # whatever comes ends the keep-alive time, also an empty line, which begins no request
         super().data_received(data)
         if self._silent_bytes > MAX_SILENT_BYTES:
             self._refuse(StatusError(431))
@@ -155,20 +170,33 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._refusal is None:
             self._refuse(StatusError(400, "This is not valid HTTP/1.1.", code="malformed_http"))
 
-    def _refuse(self, error: RequestError) -> None:
+    @property
+    def _is_busy(self) -> bool:
+        """Whether an answer is awaited or being written."""
+        return self._running is not None and not self._running.response_complete
+
+    def _refuse(self, error: RequestError, *, linger: bool = False) -> None:
+        """Answer with an error and close. linger: only when the client has read it, or after LINGER_S.
+
+        To close while something comes makes the kernel take the answer back.
+        """
         if self._refusal is not None:
             return
         self._refusal = error
         self._disarm()
+        self.gate.on_refused(error.code or "other")
         answer = to_answer(error, "-")
         body = body_bytes(answer)
         lines = [b"HTTP/1.1 %d %b" % (answer.status, _PHRASES.get(answer.status, b"Error"))]
         lines += [b"content-type: application/json", b"content-length: %d" % len(body), b"connection: close"]
         lines += [f"{name}: {value}".encode() for name, value in headers_of(answer).items()]
-        busy = self._running is not None and not self._running.response_complete
-        if not busy:  # an answer that is being written must not be broken
+        if not self._is_busy:  # an answer that is being written must not be broken
             self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + body)
-        self.transport.close()
+        if linger and self.transport.can_write_eof():
+            self.transport.write_eof()
+            self._linger_timer = self.loop.call_later(LINGER_S, self.transport.close)
+        else:
+            self.transport.close()
 
     def _arm(self) -> None:
         self._disarm()
@@ -185,6 +213,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse(StatusError(408, message, code="request_timeout"))
 
 
-def with_limit(max_connections: int) -> type[BoundedProtocol]:
-    """The protocol class for a server that takes at most so many connections."""
-    return type("LimitedProtocol", (BoundedProtocol,), {"max_connections": max_connections})
+def behind(gate: Gate) -> type[BoundedProtocol]:
+    """The protocol class for a server whose connections pass this gate."""
+    return type("GatedProtocol", (BoundedProtocol,), {"gate": gate, "num_refused": 0})
