@@ -9,6 +9,7 @@ from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
 from sayfa.base.errors import ModelError
+from sayfa.base.faults import fault
 
 _WANTED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 _UNWANTED = ["*/*", "*.py", "*.bin", "*.pt", "*.pth", "*.onnx", "*.h5", "*.msgpack"]
@@ -20,6 +21,7 @@ def download(repository: str, file: str | None, revision: str | None, offline: b
     With `offline` only what was fetched before is found. Raises ModelError with a sentence for the user.
     """
     try:
+        fault("hub.fetch")
         if file is not None:
             return Path(hf_hub_download(repository, file, revision=revision, local_files_only=offline))
         return Path(

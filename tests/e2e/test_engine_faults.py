@@ -14,14 +14,19 @@ from fakes.engines import run
 from fakes.fake_engine import make_engine
 from sayfa.base.clock import SystemClock
 from sayfa.base.errors import EngineDead, EngineError, Overloaded
-from sayfa.base.faults import POINTS, armed
+from sayfa.base.faults import armed
 from sayfa.base.messages import Request
 from sayfa.base.sampling_params import SamplingParams
 from sayfa.wire.process_client import ProcessClient
 
 PROGRAM = Path(__file__).parents[1] / "fakes" / "faulty_engine_process.py"
-IN_CLIENT = sorted(name for name in POINTS if name.startswith("client."))
-IN_ENGINE = sorted(name for name in POINTS if not name.startswith("client."))
+IN_CLIENT = ("client.before_deliver", "client.before_send", "client.before_spawn")
+IN_ENGINE = (
+    "engine.abort", "engine.add.before_queue", "engine.step.after_update", "engine.step.before_compute",
+    "engine.step.before_decide", "engine.step.before_update", "process.before_build", "process.before_handle",
+    "process.before_hello", "process.before_send", "process.while_draining", "runner.before_forward",
+    "runner.before_sample",
+)  # fmt: skip
 HARMLESS = ("runner.before_forward", "runner.before_sample")
 LIMIT_S = 10.0
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from sayfa.base.errors import WeightFileError
+from sayfa.base.faults import fault
 from sayfa.base.mapped_file import MappedFile, check_disjoint
 
 # Type name -> (values in a block, bytes of a block). The only types that the reader lets pass.
@@ -237,6 +238,7 @@ class _Reader:
 def read_gguf(path: str | os.PathLike[str]) -> GgufFile:
     """Open, map and check a GGUF file. Raises WeightFileError naming the file (without its folder) and the field."""
     file = MappedFile(path, min_bytes=24)
+    fault("load.header")
     reader = _Reader(file.name, file.view)
     num_tensors, num_keys = _read_start(reader)
     metadata = dict(_read_metadata(reader, num_keys))

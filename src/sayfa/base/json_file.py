@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from sayfa.base.errors import ModelError
+from sayfa.base.faults import fault
 
 MAX_JSON_BYTES = 64 << 20
 MAX_JSON_DEPTH = 64
@@ -20,6 +21,7 @@ def read_json_object(path: str | os.PathLike[str], max_bytes: int = MAX_JSON_BYT
     """Read a JSON object; raise ModelError if the file is absent, too large, too deep, damaged or no object."""
     name = Path(path).name
     try:
+        fault("load.json")
         with open(path, "rb") as file:
             data = file.read(max_bytes + 1)
     except OSError as error:

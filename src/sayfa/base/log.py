@@ -7,13 +7,21 @@ what looks like a key is hidden all the same, and control characters are escaped
 
 import json
 import logging
+import os
 import re
+import select
 import sys
 import time
 from collections.abc import Iterable
-from typing import TextIO
+from typing import TextIO, TypeVar
 
+from sayfa.base.faults import altered
+
+Text = TypeVar("Text", str, bytes)
 NAME = "sayfa"
+STDERR = 2
+PIPE_WAIT_MS = 50
+"""How long a line may wait for a reader of the log who is behind; the next ones do not wait at all."""
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 _SECRET = re.compile(r"(?i)(bearer\s+|api[_-]?key\W{1,3}|\bsk-)[A-Za-z0-9._~+/=-]{6,512}")
 
@@ -52,27 +60,82 @@ class JsonFormatter(logging.Formatter):
 class SinkHandler(logging.StreamHandler[TextIO]):
     """Drops and counts lines that cannot be written (disk full, pipe closed); before the next one it says how many.
 
-    Nobody who logs ever notices: a request must not fail because of a line about it.
+    Nobody who logs ever notices: a request must not fail because of a line about it, nor wait for a pipe that nobody
+    reads. Of a line that was cut off the rest is lost, and the next one begins a line of its own.
     """
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self.lost = 0
         self._lost_now = 0
+        self._torn = False
+        self._poll = _poll_of(stream)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line, behind the news of lost ones."""
         try:
-            if self._lost_now:
-                self.stream.write(f"({self._lost_now} log lines could not be written){self.terminator}")
-                self._lost_now = 0
-            self.stream.write(self.format(record) + self.terminator)
-            self.flush()
+            text = self.format(record) + self.terminator
+        except Exception:  # a record that cannot be formatted is our own mistake, and is shown
+            self.handleError(record)
+            return
+        if self._lost_now:
+            text = f"({self._lost_now} log lines could not be written){self.terminator}{text}"
+        try:
+            self._put(self.terminator + text if self._torn else text)
         except (OSError, ValueError):  # ValueError: the stream is closed
             self.lost += 1
             self._lost_now += 1
-        except Exception:  # a record that cannot be formatted is our own mistake, and is shown
-            self.handleError(record)
+        else:
+            self._lost_now = 0
+            self._torn = False
+
+    def _put(self, text: str) -> None:
+        """Write all of `text`, or raise OSError or ValueError. To a descriptor it goes in pieces that cannot block."""
+        if self._poll is None:
+            self.stream.write(self._pass_on(text))
+            self.flush()
+            return
+        rest = text.encode("utf-8", "backslashreplace")
+        begun = self._torn
+        while rest:
+            if not self._poll.poll(0 if self._lost_now else PIPE_WAIT_MS):
+                self._torn = begun
+                raise BlockingIOError("nobody reads the log")
+            written = os.write(STDERR, self._pass_on(rest[: select.PIPE_BUF]))
+            begun = self._torn = written < len(rest)
+            rest = rest[written:]
+
+    @staticmethod
+    def _pass_on(data: Text) -> Text:
+        return altered("log.write", data)
+
+
+def _poll_of(stream: TextIO) -> "select.poll | None":
+    """Make what tells whether stderr takes a piece without waiting; None for any other stream."""
+    try:
+        if stream.fileno() != STDERR:
+            return None
+    except (AttributeError, OSError, ValueError):  # no stream at all, or one in memory
+        return None
+    poll = select.poll()
+    poll.register(STDERR, select.POLLOUT)
+    return poll
+
+
+def keep_standard_descriptors() -> None:
+    """Open /dev/null in the place of each standard descriptor that is closed, as `2>&-` leaves it.
+
+    The next file or socket would get its number otherwise, and what is said on stderr would go into it.
+    """
+    for number in (0, 1, STDERR):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, which is this one
+    if sys.stderr is None:
+        sys.stderr = open(STDERR, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def setup(level: str = "info", form: str = "text") -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sayfa.base.errors import WeightFileError
+from sayfa.base.faults import fault
 
 
 class MappedFile:
@@ -21,11 +22,13 @@ class MappedFile:
         self.name = Path(path).name
         self._fd = -1
         try:
+            fault("load.open")
             self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
             # The size is asked of the open descriptor, so that a file exchanged in between cannot deceive.
             self.size = os.fstat(self._fd).st_size
             if self.size < min_bytes:
                 raise WeightFileError(self.name, "file", f"has {self.size} bytes, but its header alone has {min_bytes}")
+            fault("load.map")
             self.view = memoryview(mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ))
         except OSError as error:
             self.close()
@@ -39,6 +42,7 @@ class MappedFile:
 
         The size is looked at again each time: reading a map beyond the end of a file that shrank kills the process.
         """
+        fault("load.tensor")
         if self._fd < 0 or os.fstat(self._fd).st_size < self.size:
             raise WeightFileError(self.name, field, "the file was closed, or became shorter while it was open")
         return self.view[start : start + num_bytes]

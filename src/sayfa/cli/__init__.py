@@ -4,6 +4,7 @@ Imported by nobody. `main` turns each error that was raised on purpose into one 
 done, 1 the engine or a request failed, 2 the command line, a setting or the model is wrong.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -12,10 +13,13 @@ from sayfa.base.errors import ConfigError, ModelError, SayfaError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
+    from sayfa.base.log import keep_standard_descriptors
     from sayfa.cli.app import make_app
 
+    keep_standard_descriptors()
     try:
         result = make_app()(sys.argv[1:] if arguments is None else list(arguments))
+        sys.stdout.flush()  # a disk that is full tells only now, and the interpreter's own end would tell it badly
         return result if isinstance(result, int) else 0
     except (ConfigError, ModelError) as error:
         return _fail(error, 2)
@@ -24,10 +28,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output has left, e.g. `sayfa plugins | head -1`
-        sys.stderr.close()
+        _leave_stdout()
         return 0
+    except OSError as error:
+        _leave_stdout()
+        return _fail(SayfaError(f"the operating system refused: {error}"), 1)
+
+
+def _leave_stdout() -> None:
+    """Let what is still unwritten go nowhere, or the interpreter would try it again at its end."""
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
 
 
 def _fail(error: SayfaError, code: int) -> int:
-    print(f"sayfa: error: {error}", file=sys.stderr)
+    from sayfa.cli.output import tell
+
+    tell(f"sayfa: error: {error}\n")
     return code

@@ -23,6 +23,7 @@ from sayfa.bench.launch import LaunchedServer, end_politely, free_port
 from sayfa.bench.load import run_workload
 from sayfa.bench.report import WorkloadFigures, table
 from sayfa.bench.workloads import choose
+from sayfa.cli.output import check_output, write_output
 from sayfa.cli.show import MIB, ProgressLine
 
 
@@ -32,6 +33,7 @@ def run_bench_serve(
     """Measure the server at `url`, or one started with these settings. plan: names, runs, warm_up, seed."""
     if plan["runs"] < 1 or plan["warm_up"] < 0:
         raise ConfigError("--runs must be at least 1, and --warm-up at least 0")
+    check_output(output)
     choose(plan["names"], plan["runs"])  # a wrong name is told before a server is started
     with own_server(settings, url) as (address, server):
         figures = asyncio.run(_measure(address, api_key, plan, server))
@@ -112,6 +114,7 @@ def run_bench_paging(requests: int, tokens: int, max_model_len: int, seed: int, 
 
     if not (1 <= requests <= 100_000 and 64 <= max_model_len <= tokens <= 1 << 30):
         raise ConfigError("--requests must lie in [1, 100000], and 64 <= --max-model-len <= --tokens <= 2^30")
+    check_output(output)
     line = ProgressLine("paging")
     results = compare_paging(
         requests,
@@ -134,7 +137,4 @@ def run_bench_paging(requests: int, tokens: int, max_model_len: int, seed: int, 
 def _write(output: Path | None, figures: dict[str, Any]) -> None:
     if output is None:
         return
-    try:
-        output.write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=1) + b"\n")
-    except OSError as error:
-        raise ConfigError(f"--output {output} cannot be written: {error.strerror}") from None
+    write_output(output, msgspec.json.format(msgspec.json.encode(figures), indent=1) + b"\n")

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from sayfa.base.errors import ConfigError
+from sayfa.base.faults import fault
 
 MAX_BYTES = 1 << 20
 
@@ -58,6 +59,7 @@ _Loader.yaml_implicit_resolvers = {
 def read_config_file(path: Path) -> Mapping[str, Any]:
     """The file's keys and values. Raises ConfigError naming the file and, where there is one, the line."""
     try:
+        fault("settings.read")
         if path.stat().st_size > MAX_BYTES:
             raise ConfigError(f"{path.name}: larger than {MAX_BYTES >> 20} MiB; is this a settings file?")
         text = path.read_text("utf-8")

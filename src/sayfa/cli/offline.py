@@ -15,8 +15,10 @@ from sayfa import llm as public
 from sayfa.base import log
 from sayfa.base.config import Settings
 from sayfa.base.errors import ConfigError, InvalidRequest
+from sayfa.base.faults import fault
 from sayfa.base.sampling_params import SamplingParams
 from sayfa.base.settings import nearest
+from sayfa.cli.output import check_output, write_output
 from sayfa.cli.show import ProgressLine
 
 MAX_LINE_BYTES = 16 << 20
@@ -38,6 +40,7 @@ def run_generate(
 ) -> int:
     """Answer the prompts; return 0, or 1 if any of them failed. Raises ConfigError before any work."""
     log.setup("warning", "text")
+    check_output(output)
     tasks = [_task({"prompt": prompt}, wishes, "--prompt") for prompt in prompts]
     if file is not None:
         tasks += read_tasks(file, wishes)
@@ -47,7 +50,12 @@ def run_generate(
     results = answer_all(model, tasks)
     lines = [json.dumps(result, ensure_ascii=False) for result in results]
     if output is not None:
-        _write(output, lines)
+        try:
+            write_output(output, ("\n".join(lines) + "\n").encode())
+        except ConfigError as error:
+            print("\n".join(lines))
+            print(f"sayfa: error: {error}; the results are on standard output", file=sys.stderr)
+            return 1
     elif file is not None:
         print("\n".join(lines))
     else:
@@ -70,6 +78,7 @@ def make_llm(settings: Settings) -> public.LLM:
 def read_tasks(file: Path, wishes: dict[str, Any]) -> list[Task]:
     """The tasks of a JSONL file; empty lines are skipped. Raises ConfigError naming the line."""
     try:
+        fault("batch.read")
         data = file.read_bytes()
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
@@ -163,10 +172,3 @@ def _result(
     if first.error is not None:
         result["error"] = first.error
     return result
-
-
-def _write(output: Path, lines: list[str]) -> None:
-    try:
-        output.write_text("\n".join(lines) + "\n", "utf-8")
-    except OSError as error:
-        raise ConfigError(f"--output {output} cannot be written: {error.strerror}") from None

@@ -17,6 +17,7 @@ from sayfa.base.clock import SystemClock
 from sayfa.base.config import Settings
 from sayfa.base.errors import ConfigError
 from sayfa.base.messages import EngineInfo
+from sayfa.cli.output import tell
 from sayfa.cli.show import ProgressLine, StartTimes, start_report
 from sayfa.hub import resolve_model
 from sayfa.wire.process_client import ProcessClient
@@ -52,7 +53,7 @@ def run(settings: Settings) -> int:
         url = server.url_of(sock, settings.server)
         times = StartTimes(since_start_s(), phases)
         report = start_report(info, names, url, times, needs_key=bool(settings.server.api_key), version=__version__)
-        print("\n".join(report), file=sys.stderr, flush=True)
+        tell("\n".join(report) + "\n")
 
     def load_text() -> TextTools:
         begun_s = since_start_s()

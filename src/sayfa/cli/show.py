@@ -13,6 +13,7 @@ from typing import NamedTuple
 from sayfa.base.config import Settings
 from sayfa.base.messages import EngineInfo
 from sayfa.base.settings import describe
+from sayfa.cli.output import tell
 
 MIB = 1 << 20
 
@@ -112,11 +113,9 @@ class ProgressLine:
             return
         self._shown_s, self._stage = now_s, stage
         filled = round(24 * min(1.0, max(0.0, done)))
-        sys.stderr.write(f"\r\x1b[K{self._title} [{'#' * filled}{'.' * (24 - filled)}] {text}")
-        sys.stderr.flush()
+        tell(f"\r\x1b[K{self._title} [{'#' * filled}{'.' * (24 - filled)}] {text}")
 
     def clear(self) -> None:
         """Take the line away."""
         if self._on:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            tell("\r\x1b[K")

@@ -14,6 +14,7 @@ A page that two sequences name is full, so nobody ever writes to a shared page.
 
 from collections.abc import Iterable
 
+from sayfa.base.faults import fault
 from sayfa.base.messages import (
     Event,
     PageCopied,
@@ -84,6 +85,7 @@ class KvCache:
 
     def match(self, sequence: Sequence) -> list[int]:
         """Return the pages that hold the sequence's first tokens. At least one token is always left to compute."""
+        fault("core.match")
         pages: list[int] = []
         if not self.caching or sequence.wants_scores:
             return pages
@@ -119,6 +121,7 @@ class KvCache:
 
         matched: pages from `match`, shared first; only for a sequence that has none yet.
         """
+        fault("core.grow")
         matched = matched or []
         missing = self.num_pages(num_tokens) - len(sequence.pages) - len(matched)
         if missing > self.pool.num_free - (self.num_idle(matched) if matched else 0):
@@ -133,6 +136,7 @@ class KvCache:
 
     def commit(self, sequence: Sequence) -> None:
         """Make the pages that are full up to `computed` findable. A hash that another page stands for stays with it."""
+        fault("core.commit")
         if not self.caching:
             return
         for index in range(sequence.num_stored, sequence.computed // self.page_size):
@@ -151,6 +155,7 @@ class KvCache:
         Whole pages are shared. If the last page is only partly needed, its content must be copied to the new page
         before the next tokens are computed.
         """
+        fault("core.fork")
         num_whole, partial = divmod(num_tokens, self.page_size)
         if partial and not self.pool.num_free:
             return None
@@ -169,6 +174,7 @@ class KvCache:
         keep: whether full pages may be found again. False for a sequence whose K/V cannot be trusted: its pages then
         lose their hash, also those that it found, since one of them may be what spoiled it.
         """
+        fault("core.release")
         if not keep:
             self._spoil(sequence)
         for page in reversed(sequence.pages):

@@ -18,6 +18,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
 from sayfa.base.errors import ConfigError
+from sayfa.base.faults import fault
 
 
 class PagePool:
@@ -65,11 +66,13 @@ class PagePool:
 
         The caller makes sure that `num_free` > 0.
         """
+        fault("core.take_page")
         lost = None
         if self._blank:
             page = self._blank.pop()
         else:
             page, _ = self._cached.popitem(last=False)
+            fault("core.evict")
             lost = self._unindex(page)
         self._users[page] = 1
         return page, lost

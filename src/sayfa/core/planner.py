@@ -15,6 +15,7 @@ Bounds that the tests hold:
 - the best-ranked running sequence never yields: some sequence always gets ahead.
 """
 
+from sayfa.base.faults import fault
 from sayfa.base.step import ScheduledRow
 from sayfa.core.kv_cache import KvCache
 from sayfa.core.limits import Limits
@@ -71,6 +72,7 @@ class Planner:
 
     def plan(self, now_s: float) -> Plan:
         """Plan one step; `now_s` is only noted where somebody enters or ends."""
+        fault("core.plan")
         plan = Plan(now_s)
         prefills = self._keep_running(plan)
         if prefills or (self._roster.waiting and self._roster.has_row):
@@ -214,6 +216,7 @@ class Planner:
         ):
             plan.full = True
             return False
+        fault("core.admit")
         plan.spare -= needed
         if source:
             plan.copies += cache.fork(source, sequence, kept) or []

@@ -3,6 +3,7 @@
 Called by `Scheduler.update`, once per row; must not know budgets or queues.
 """
 
+from sayfa.base.faults import fault
 from sayfa.base.messages import EngineOutput
 from sayfa.base.step import RowResult, ScheduledRow
 from sayfa.core.kv_cache import KvCache
@@ -22,6 +23,7 @@ class Results:
         self, sequence: Sequence, row: ScheduledRow, result: RowResult, now_s: float, outputs: list[EngineOutput]
     ) -> None:
         """Apply one row's result and add to `outputs` what its request is told."""
+        fault("core.apply")
         state = sequence.state
         if result.error is not None:
             outputs += self._roster.end(state, "error", now_s, result.error, result.error_code)

@@ -14,6 +14,7 @@ row belongs to one running sequence or is free.
 from bisect import insort
 from operator import attrgetter
 
+from sayfa.base.faults import fault
 from sayfa.base.messages import (
     EngineOutput,
     FinishReason,
@@ -57,6 +58,7 @@ class Roster:
 
     def open(self, state: RequestState) -> None:
         """Take a new request in: its branch 0 waits."""
+        fault("core.open")
         self._cache.open(state)
         state.order = self._policy.order(state)
         self.requests[state.request.id] = state
@@ -78,6 +80,7 @@ class Roster:
 
     def preempt(self, sequence: Sequence) -> None:
         """Take pages and row from a running sequence; it waits at its old place and will compute its tokens again."""
+        fault("core.preempt")
         self._leave(sequence)
         sequence.status = Status.WAITING
         sequence.preempted += 1
@@ -104,6 +107,7 @@ class Roster:
         error_code: str | None = None,
     ) -> EngineOutput:
         """End a branch and return its last output. After an error its pages cannot be found again."""
+        fault("core.finish")
         if sequence.status is Status.RUNNING:
             self._leave(sequence, keep=error is None)
         elif sequence in sequence.state.branches and sequence.status is Status.WAITING:

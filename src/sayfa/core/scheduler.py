@@ -9,6 +9,7 @@ what a result does in `results`. This file is the door to them.
 
 import heapq
 
+from sayfa.base.faults import fault
 from sayfa.base.messages import EngineOutput, Event, Request, StepMade, StepStats
 from sayfa.base.step import NewRow, RunnerOutput, SchedulerOutput
 from sayfa.core.kv_cache import KvCache
@@ -195,6 +196,7 @@ class Scheduler:
             _, number, request_id = heapq.heappop(self._deadlines)
             state = self._roster.requests.get(request_id)
             if state is not None and state.number == number:
+                fault("core.expire")
                 self._roster.outputs += self._roster.end(state, "deadline", now_s)
 
 

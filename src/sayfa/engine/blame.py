@@ -8,6 +8,7 @@ rows fail.
 from typing import Protocol
 
 from sayfa.base.errors import EngineError
+from sayfa.base.faults import fault
 from sayfa.base.log import logger
 from sayfa.base.step import RowResult, RunnerOutput, ScheduledRow, SchedulerOutput
 
@@ -42,6 +43,7 @@ class GuardedRunner:
         except Exception as error:
             if not plan.rows:
                 raise
+            fault("engine.blame")
             log.exception("step %d failed with %d rows; looking for the guilty ones", plan.step, len(plan.rows))
             output = RunnerOutput(step=plan.step, rows=self._halve(plan.step, plan.rows, error))
             self._count_failures(output)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from sayfa.base.clock import Clock, SystemClock
 from sayfa.base.config import CacheOptions, EngineConfig, ModelOptions, SchedulerOptions
 from sayfa.base.errors import ConfigError, ModelError
+from sayfa.base.faults import fault
 from sayfa.base.host import free_memory_bytes, usable_cores
 from sayfa.base.log import logger
 from sayfa.base.messages import EngineInfo, MemoryPlan
@@ -77,19 +78,24 @@ def build_engine(
     phases = Phases(clock, progress, list(before or []))
     threads = config.parallel.threads or usable_cores()
     with phases.phase("read"):
+        fault("load.config")
         model = read_config(config.model.model)
         max_model_len = choose_max_model_len(config.model, model)
         source = open_weights(config.model.model)
+        fault("load.program")
         program = load_program(config.model.model, model, source, num_positions=max_model_len)
         digest = model.digest or content_digest(source, model)
     with phases.phase("pack"):
+        fault("load.pack")
         chosen = _choose_executor(config, program, threads)
     with phases.phase("pages"):
+        fault("load.pages")
         memory, max_model_len = size_pages(config, chosen.executor, max_model_len)
         chosen.executor.allocate_pages(memory.num_pages)
     table = RequestTable(config.scheduler.max_num_seqs, max_model_len, config.cache.block_size, model.vocab_size)
     runner = ModelRunner(chosen.executor, table, chosen.draw, clock)
     with phases.phase("warm-up"):
+        fault("load.warm_up")
         warm_up(runner, min(WARM_UP_TOKENS, max_model_len - 1, config.cache.block_size))
     log_executor(chosen)
     info = EngineInfo(

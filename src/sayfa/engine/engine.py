@@ -51,6 +51,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequest, or Overloaded with the seconds after which to try again."""
+        fault("engine.add.before_check")
         now_s = self._clock.monotonic()
         self._check(request)
         if not self.has_work:
@@ -75,6 +76,7 @@ class Engine:
 
     def refuse_waiting(self) -> list[Refused]:
         """Turn away all requests that have not started, because the engine drains; they may go elsewhere."""
+        fault("engine.refuse_waiting")
         refused = []
         for request_id in self._scheduler.unstarted():
             self.abort([request_id])
@@ -84,6 +86,7 @@ class Engine:
 
     def end_all(self, reason: str) -> Outputs:
         """End every request with an error that says `reason`; return their last outputs."""
+        fault("engine.end_all")
         now_s = self._clock.monotonic()
         outputs = []
         for request_id, branch in self._scheduler.open_branches():
@@ -141,6 +144,7 @@ class Engine:
         outputs = self._scheduler.update(result, computed_s)
         fault("engine.step.after_update")
         updated_s = self._clock.monotonic()
+        fault("engine.step.figures")
         self._note_step(outputs, updated_s - begun_s, updated_s)
         stats = self._scheduler.stats(
             decided_s - begun_s, computed_s - decided_s, updated_s - computed_s, result.timings
@@ -150,6 +154,7 @@ class Engine:
 
     def pong(self, number: int) -> Pong:
         """Tell how far the engine is: steps made, and how long ago the last one ended."""
+        fault("engine.pong")
         return Pong(
             number=number,
             steps=self._num_steps,

@@ -24,7 +24,7 @@ from sayfa.base.clock import Clock, SystemClock
 from sayfa.base.config import EngineConfig
 from sayfa.base.errors import ConfigError, ModelError, RequestError
 from sayfa.base.faults import fault
-from sayfa.base.log import logger
+from sayfa.base.log import keep_standard_descriptors, logger
 from sayfa.base.log import setup as set_up_log
 from sayfa.base.log import setup as setup_log
 from sayfa.base.messages import (
@@ -140,6 +140,7 @@ class EngineLoop:
 
     def _take_messages(self) -> None:
         for payload in self._connection.receive(self._wait_s()):
+            fault("process.decode")
             try:
                 message = decode_to_engine(payload)
             except MalformedMessageError as error:
@@ -178,8 +179,10 @@ class EngineLoop:
             self._send(Refused(id=request.id, kind="overloaded", message=sentence, code="engine_error"))
 
     def _send(self, message: FromEngine) -> None:
+        fault("process.encode")
+        payload = encode(message)
         fault("process.before_send")
-        self._connection.send(encode(message))
+        self._connection.send(payload)
 
 
 _KINDS: dict[int, Literal["overloaded", "limited"]] = {429: "limited", 503: "overloaded"}
@@ -284,6 +287,7 @@ def run(arguments: list[str], build: Build) -> int:
 
     Before it may stand `--log-level` and `--log-format`, each with a value, as the server has them.
     """
+    keep_standard_descriptors()
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's matter
     setup_log(_option(arguments, "--log-level", "info"), _option(arguments, "--log-format", "text"))

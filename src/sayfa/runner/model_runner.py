@@ -5,7 +5,7 @@ the request table and in the executor's pages.
 """
 
 from sayfa.base.clock import Clock, SystemClock
-from sayfa.base.faults import fault
+from sayfa.base.faults import altered, fault
 from sayfa.base.step import RunnerOutput, SchedulerOutput
 from sayfa.nn.program.executor import Executor
 from sayfa.runner.prepare import prepare
@@ -29,20 +29,24 @@ class ModelRunner:
         been made and no token has been noted, so parts of `rows` can be executed again by plans that hold nothing else.
         """
         for row in plan.forget:
+            fault("runner.table.forget")
             self._table.forget(row)
         for new in plan.new:
+            fault("runner.table.put")
             self._table.put(new)
         for row, pages in plan.added_pages:
             self._table.add_pages(row, pages)
         if plan.copies:
+            fault("runner.copy_pages")
             self._executor.copy_pages(plan.copies)
         if not plan.rows:
             return RunnerOutput(step=plan.step)
         begun = self._clock.monotonic()
+        fault("runner.prepare")
         prepared = prepare(plan.rows, self._table)
         ready = self._clock.monotonic()
         fault("runner.before_forward")
-        logits = self._executor.run(prepared.batch)
+        logits = altered("runner.logits", self._executor.run(prepared.batch))
         computed = self._clock.monotonic()
         fault("runner.before_sample")
         rows = self._sampler.sample(logits, prepared)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sayfa.base.faults import fault
 from sayfa.base.sampling_params import SamplingParams
 from sayfa.base.step import RowResult, TokenLogprobs
 from sayfa.runner.draw import GREEDY_BELOW, DrawColumns, Drawn, score_token
@@ -69,6 +70,7 @@ class Sampler:
             if wishes.edits[index] and not np.isfinite(chosen[index]).all():
                 failed[int(drawing[index])] = _NUMERICAL  # a penalty would hide it
             self._edit(chosen[index], int(rows[index]))
+        fault("runner.draw")
         drawn = self._draw(chosen, _columns(wishes, end))
         for index in np.flatnonzero(drawn.token < 0):
             masked = edited[index] and np.isneginf(chosen[index]).all()
@@ -102,6 +104,7 @@ class Sampler:
     ) -> list[RowResult]:
         good = np.array([int(s) not in failed for s in drawing]) if failed else np.ones(len(drawing), np.bool_)
         noted = drawing[good]
+        fault("runner.note")
         self._table.set_sampled(step.rows[noted], step.end[noted], drawn.token[good])
         tokens: list[list[int]] = [[] for _ in step.rows]
         logprobs: dict[int, list[TokenLogprobs]] = {}
@@ -109,6 +112,7 @@ class Sampler:
             tokens[s] = [token]
             num_top = int(self._table.num_top[step.rows[s]])
             if num_top >= 0 and token >= 0:
+                fault("runner.logprobs")
                 logprobs[s] = [_logprobs_of(drawn, index, num_top)]
         return [
             _result(row, scored.get(s, []), failed.get(s), tokens[s], logprobs.get(s, []))
@@ -121,6 +125,7 @@ class Sampler:
         self, logits: NDArray[np.float32], step: Prepared
     ) -> tuple[dict[int, list[TokenLogprobs]], dict[int, tuple[str, str]]]:
         """Score the prompt tokens that this step's logits predict, for rows that asked; before anything is edited."""
+        fault("runner.score_prompt")
         scored: dict[int, list[TokenLogprobs]] = {}
         failed: dict[int, tuple[str, str]] = {}
         table = self._table
@@ -145,6 +150,7 @@ class Sampler:
 
     def _edit(self, logits: NDArray[np.float32], row: int) -> None:
         """Apply one request's penalties, bias and masks to its logits [V], in place."""
+        fault("runner.edit")
         params = self._table.params[row]
         if params is None:
             raise ValueError(f"table row {row} is empty")

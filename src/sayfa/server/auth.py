@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
 from sayfa.base.errors import Unauthorized
+from sayfa.base.faults import fault
 
 OPEN_ROUTES = frozenset({"health", "health_live", "health_ready", "ping", "version"})
 """Names of routes without secrets. `metrics` joins them unless --protect-metrics is given."""
@@ -33,6 +34,7 @@ class Keys:
 
         Raises Unauthorized, in the same way and after the same work, for a missing, malformed or unknown key.
         """
+        fault("server.auth")
         scheme, _, key = authorization.partition(" ")
         well_formed = scheme.lower() == "bearer" and 0 < len(key) <= MAX_KEY_CHARS
         digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape") if well_formed else b"").digest()

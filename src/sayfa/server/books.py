@@ -12,6 +12,7 @@ import msgspec
 
 from sayfa.base.clock import Clock
 from sayfa.base.errors import RequestError
+from sayfa.base.faults import fault
 from sayfa.base.messages import EngineOutput, Outputs, RequestAdmitted
 from sayfa.base.sampling_params import SamplingParams
 from sayfa.server.errors import DeadlinePassedError
@@ -64,6 +65,7 @@ class Admissions:
             if type(event) is RequestAdmitted and event.branch == 0:
                 record = self._watched.get(event.request)
                 if record is not None:
+                    fault("server.admissions")
                     record.admitted(event.request, event.cached)
 
 
@@ -86,10 +88,12 @@ class Record:
         self._admitted_s: float | None = None
         self._cached: dict[str, int] = {}
         self._open = True
+        fault("server.books.open")
         metrics.received()
 
     def begin(self, request_id: str, route: str, num_prompt: int, params: SamplingParams, num_prompts: int) -> None:
         """Note that the request was admitted: its id, length and wishes."""
+        fault("server.books.begin")
         self.id, self._route = request_id, route
         self._params = params
         self.usage.prompt = num_prompt
@@ -104,6 +108,7 @@ class Record:
 
     def note(self, index: int, num_tokens: int, output: EngineOutput) -> None:
         """Note an engine output that added `num_tokens` to answer `index`."""
+        fault("server.books.note")
         if num_tokens:
             now_s = self._clock.monotonic()
             last_s = self._last_s.get(index)
@@ -140,6 +145,7 @@ class Record:
         if not self._open:
             return
         self._open = False
+        fault("server.books.close")
         total_s = self._clock.monotonic() - self.arrived_s
         times = self._times
         if not times.sum_s and self._first_s is not None:

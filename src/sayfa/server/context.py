@@ -14,6 +14,7 @@ import msgspec
 from sayfa.base.clock import AwakeClock, Clock, SystemClock
 from sayfa.base.config import ServerOptions
 from sayfa.base.errors import EngineDead, InvalidRequest, NotFound, Overloaded
+from sayfa.base.faults import fault
 from sayfa.base.messages import EngineInfo
 from sayfa.server.books import Admissions
 from sayfa.server.metrics import ServerMetrics
@@ -45,6 +46,7 @@ class TextTools:
                 "This model has no chat template; use /v1/completions, or start the server with --chat-template.",
                 code="no_chat_template",
             )
+        fault("server.template")
         return self.template.render(messages, opens, goes_on, options=options).encode(self.tokenizer)
 
 

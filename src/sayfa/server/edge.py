@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sayfa.base.errors import Overloaded
+from sayfa.base.faults import fault
 from sayfa.server.auth import Guard
 from sayfa.server.books import Record
 from sayfa.server.context import ServerContext
@@ -87,6 +88,7 @@ class Edge:
             await send(message)
 
         try:
+            fault("server.edge")
             self._check(scope, headers)
             if self._is_preflight(scope, headers):
                 await _send_empty(send_with_headers, self._preflight_headers())

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from sayfa.base.errors import EngineError, Overloaded
+from sayfa.base.faults import fault
 from sayfa.base.messages import EngineOutput, Request
 from sayfa.base.sampling_params import SamplingParams
 from sayfa.base.step import TokenLogprobs
@@ -92,6 +93,7 @@ class Generation:
         stream = self._context.client.generate(request)
         try:
             async for output in stream:
+                fault("server.output")
                 if output.prompt_logprobs:
                     self.prompt_logprobs[number] += output.prompt_logprobs
                 branch = branches[output.branch]
@@ -143,6 +145,7 @@ class Generation:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _request(self, number: int) -> Request:
+        fault("server.request")
         plan = self.plan
         return Request(
             id=plan.id if len(plan.prompts) == 1 else f"{plan.id}-{number}",

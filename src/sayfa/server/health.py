@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sayfa.base.faults import fault
 from sayfa.server.context import ServerContext
 from sayfa.server.metrics import CONTENT_TYPE
 from sayfa.server.routes import context_of
@@ -56,6 +57,7 @@ async def live(request: Request) -> Response:
 
 async def ready(request: Request) -> Response:
     """200 when requests are welcome."""
+    fault("server.health")
     is_ready, word = status_of(context_of(request))
     return _answer(200 if is_ready else 503, {"status": word})
 

@@ -12,6 +12,7 @@ import msgspec
 
 from sayfa.base.config import ServerOptions
 from sayfa.base.errors import InvalidRequest
+from sayfa.base.faults import fault
 from sayfa.base.messages import EngineInfo
 from sayfa.base.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from sayfa.server.openai.protocol import (
@@ -149,6 +150,7 @@ def admit_lengths(
 
     explicit: the caller chose max_tokens, so it must fit; a default is lowered to what is left.
     """
+    fault("server.admit")
     longest = max(map(len, prompts))
     for prompt in prompts:
         if not prompt:

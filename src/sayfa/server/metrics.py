@@ -15,6 +15,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from sayfa.base.faults import fault
 from sayfa.base.messages import EngineInfo, Outputs, StepStats
 from sayfa.base.metrics import METRICS, Metric
 from sayfa.base.sampling_params import SamplingParams
@@ -39,6 +40,7 @@ def _harmless(method: Callable[P, None]) -> Callable[P, None]:
     @wraps(method)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
+            fault("server.metrics.keep")
             method(*args, **kwargs)
         except Exception:
             log.exception("a metric could not be kept")
@@ -85,6 +87,7 @@ class ServerMetrics:
 
     def render(self) -> bytes:
         """The page in Prometheus' text format."""
+        fault("server.metrics.render")
         return generate_latest(self._page)
 
     # --------------------------------------------------------------------------------------------- requests
@@ -126,11 +129,6 @@ class ServerMetrics:
         self._reasons.add(reason)
         self._family("admission_rejections", reason=reason).inc()
         self._family("requests_in_flight").dec()
-
-    @_harmless
-    def connection_refused(self, reason: str) -> None:
-        """A connection was ended before a request was there."""
-        self._family("connections_refused", reason=reason).inc()
 
     @_harmless
     def ended(

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from sayfa.base.faults import fault
 from sayfa.server.body import read_model
 from sayfa.server.books import Record
 from sayfa.server.context import ServerContext
@@ -68,6 +69,7 @@ async def _response(work: Awaitable[Response]) -> Response:
 
 async def in_thread(context: ServerContext, work: Callable[[], Any]) -> Any:
     """Run text work on one of the server's own threads."""
+    fault("server.thread")
     return await asyncio.get_running_loop().run_in_executor(context.pool, work)
 
 

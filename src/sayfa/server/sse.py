@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sayfa.base.clock import AwakeClock
+from sayfa.base.faults import fault
 from sayfa.server.errors import Answer, body_bytes, headers_of
 
 DONE = b"data: [DONE]\n\n"
@@ -89,6 +90,7 @@ class EventStream(Response):
     async def keep_alive(self) -> None:
         """Send a comment, if the stream has begun and nothing is being sent."""
         if self._started and self.sending_since_s is None and self._send is not None:
+            fault("server.stream.keep_alive")
             self.last_sent_s = self._clock.monotonic()
             await self._send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
 
@@ -125,11 +127,13 @@ class EventStream(Response):
         return event
 
     async def _begin(self, send: Send) -> None:
+        fault("server.stream.begin")
         self._started = True
         self.last_sent_s = self._clock.monotonic()
         await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
 
     async def _put(self, send: Send, event: bytes) -> None:
+        fault("server.stream.send")
         self.sending_since_s = self.last_sent_s = self._clock.monotonic()
         await send({"type": "http.response.body", "body": event, "more_body": True})
         self.sending_since_s = None
@@ -155,6 +159,7 @@ async def sweep(streams: set[EventStream], keep_alive_s: float, clock: AwakeCloc
     while True:
         await asyncio.sleep(tick_s)
         clock.tick()
+        fault("server.sweep")
         now_s = clock.monotonic()
         for stream in list(streams):
             if stream.sending_since_s is not None and now_s - stream.sending_since_s > SLOW_SEND_LIMIT_S:

@@ -6,6 +6,7 @@ Runs beside the application. The wording is the one that people already search t
 import asyncio
 import logging
 
+from sayfa.base.faults import fault
 from sayfa.server.context import ServerContext
 
 log = logging.getLogger("sayfa.server")
@@ -32,6 +33,7 @@ async def log_stats(context: ServerContext) -> None:
 
 def stats_line(context: ServerContext, prompt_rate: float, generation_rate: float) -> str:
     """Throughput in tokens/s, requests running and waiting, page use and prefix hits."""
+    fault("server.stats_line")
     stats = context.client.latest
     running = waiting = 0
     used = hits = 0.0

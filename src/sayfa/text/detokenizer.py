@@ -9,6 +9,7 @@ streamed and plain texts are equal by construction. It must not know requests or
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from sayfa.base.faults import fault
 from sayfa.text.stop_strings import StopFinder
 from sayfa.text.utf8 import Utf8Decoder
 
@@ -67,6 +68,7 @@ class Detokenizer:
         `finished` says that no token follows: what was held back is given out. After the end further tokens are
         ignored. Raises InvalidRequest for an unknown id.
         """
+        fault("text.detokenize")
         delta: list[str] = []
         for token_id in token_ids:
             if self.stopped:

@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer, pre_tokenizers
 
 from sayfa.base.errors import InvalidRequest
+from sayfa.base.faults import fault
 from sayfa.text.control_text import ControlTexts
 
 _LONG_CHARS = 8_192
@@ -80,6 +81,7 @@ def encode_ids(backend: Tokenizer, text: str) -> list[int]:
     Raises InvalidRequest for a text that is no valid Unicode (a lone surrogate), and where the library panics, as it
     does on some damaged vocabularies: that is the end of one request.
     """
+    fault("text.encode")
     try:
         if len(text) < _LONG_CHARS:
             return list(backend.encode(text, add_special_tokens=False).ids)

@@ -6,6 +6,8 @@ that end at the same character, the longest. Text is held back only while it may
 
 from collections.abc import Iterable
 
+from sayfa.base.faults import fault
+
 
 class StopFinder:
     """One automaton (Knuth, Morris, Pratt) for each stop string, moved on character by character.
@@ -30,6 +32,7 @@ class StopFinder:
 
         After a match the finder is used up.
         """
+        fault("text.stop_strings")
         best: tuple[int, int] | None = None
         for index, stop in enumerate(self._stops):
             end = self._advance(index, stop, text if best is None else text[: best[0]])

@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Callable
 from typing import Protocol, cast
 
+from sayfa.base.faults import altered
 from sayfa.wire.sockets import FrameReader, frame, make_pair
 
 
@@ -138,7 +139,7 @@ class Link(asyncio.Protocol):
         self._transport = cast(asyncio.WriteTransport, transport)
 
     def data_received(self, data: bytes) -> None:
-        for payload in self._reader.feed(data):
+        for payload in self._reader.feed(altered("wire.client_reads", data)):
             self._received(payload)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -148,7 +149,7 @@ class Link(asyncio.Protocol):
     def send(self, payload: bytes) -> None:
         """Send one frame; silently nothing once the other side is gone (`lost` tells that)."""
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame(payload))
+            self._transport.write(altered("wire.client_writes", frame(payload)))
 
     def close(self) -> None:
         """Close the connection; the other side sees the end of the stream."""

@@ -165,6 +165,7 @@ class ProcessClient:
             await self.close()
             return
         self._set_state("draining")
+        fault("client.drain")
         self._send(Drain(limit_s))
         deadline_s = self._clock.monotonic() + limit_s + EXIT_WAIT_S
         while self._link is not None and self._clock.monotonic() < deadline_s:
@@ -227,15 +228,18 @@ class ProcessClient:
         self._send(Add(request))
 
     def _send_abort(self, request_id: str) -> None:
+        fault("client.send_abort")
         self._send(Abort([request_id]))
 
     def _send(self, message: ToEngine) -> None:
         if self._link is not None:
+            fault("client.encode")
             self._link.send(encode(message))
 
     # --------------------------------------------------------------------------------------- what the engine says
 
     def _received(self, payload: bytes) -> None:
+        fault("client.decode")
         try:
             message = decode_from_engine(payload)
         except MalformedMessageError as error:
@@ -255,14 +259,17 @@ class ProcessClient:
             case Outputs():
                 self._handle_outputs(message)
             case Refused():
+                fault("client.refused")
                 self._streams.refuse(message)
             case Pong():
                 self._handle_pong(message)
             case Hello(info=info):
+                fault("client.hello")
                 self._info = info
                 self._progress_s = self._awake.monotonic()
                 self._set_state("ready")
             case Starting(phase=phase, done=done):
+                fault("client.progress")
                 for progress in self._progress_callbacks:
                     progress(phase, done)
             case Failed():
@@ -276,11 +283,13 @@ class ProcessClient:
         self._streams.deliver(message.outputs)
         for callback in self._outputs_callbacks:
             try:
+                fault("client.figures")
                 callback(message)
             except Exception:  # figures must never touch a request
                 log.exception("a callback for step figures failed")
 
     def _handle_pong(self, pong: Pong) -> None:
+        fault("client.pong")
         moved = self._pong is None or pong.steps != self._pong.steps or not pong.busy
         self._pong = pong
         if moved:
@@ -291,6 +300,7 @@ class ProcessClient:
         while True:
             self._awake.tick()
             if self._state in ("ready", "draining"):
+                fault("client.ping")
                 self._pings += 1
                 self._send(Ping(self._pings))
                 self._act_on_stall()
@@ -314,12 +324,14 @@ class ProcessClient:
         process = self._process
         if process is None:
             return
+        fault("client.attach")
         self._link = await process.attach(self._received, self._lost)
 
     def _lost(self) -> None:
         """Answer every open stream at once, then find out how the process ended and start the next."""
         if self._closing or self._link is None:
             return
+        fault("client.lost")
         self._link = None
         self._pong = None
         if self._state == "draining":
@@ -337,6 +349,7 @@ class ProcessClient:
         self._run(self._restart)
 
     async def _bury(self) -> int | None:
+        fault("client.bury")
         process = self._process
         code = await process.end(EXIT_WAIT_S) if process is not None else None
         self._process = None
@@ -358,6 +371,7 @@ class ProcessClient:
             log.error("the engine process ended (%s); starting the next one in %.0f s", reason, delay_s)
             self._failure = None
             await asyncio.sleep(delay_s)
+            fault("client.restart")
             try:
                 self.spawn()
                 await self._attach()

@@ -12,6 +12,8 @@ import signal
 import socket
 import struct
 
+from sayfa.base.faults import altered
+
 MAX_FRAME_BYTES = 64 << 20
 """Longer frames are skipped and counted: no message of ours comes near it (a million token ids take 5 MB)."""
 
@@ -167,14 +169,14 @@ class Connection:
                 if frames:
                     return frames  # handle what came last; the next call sees the end
                 raise DisconnectedError("the other side closed the connection")
-            frames += self._reader.feed(data)
+            frames += self._reader.feed(altered("wire.engine_reads", data))
             if len(data) < _READ_BYTES:
                 return frames
 
     def _flush(self) -> None:
         while self._unsent:
             try:
-                sent = self._sock.send(self._unsent)
+                sent = self._sock.send(altered("wire.engine_writes", self._unsent))
             except BlockingIOError:
                 return
             except ConnectionError as error:

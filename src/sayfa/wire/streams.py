@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 
 from sayfa.base.clock import Clock
 from sayfa.base.errors import EngineError, InvalidRequest, Overloaded, RateLimited, RequestError
+from sayfa.base.faults import fault
 from sayfa.base.messages import EngineOutput, Refused, Request
 
 MAX_UNREAD_TOKENS = 1000
@@ -95,6 +96,7 @@ class RequestStreams:
             box = self._open.get(output.id)
             if box is None:
                 continue
+            fault("streams.deliver")
             box.started = True
             box.outputs.append(output)
             box.unread_tokens += len(output.tokens)

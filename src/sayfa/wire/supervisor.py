@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from sayfa.base.clock import Clock
+from sayfa.base.faults import fault
 from sayfa.base.messages import Request
 
 MAX_RESTARTS = 5
@@ -70,6 +71,7 @@ class Quarantine:
         """Remember who was running when the engine died; whoever was so at the death before, too, is refused from now
         on.
         """
+        fault("client.quarantine")
         hashes = {content_hash(request) for request in running[:MAX_REMEMBERED]}
         until_s = self._clock.monotonic() + QUARANTINE_S
         for guilty in hashes & self._at_last_death:

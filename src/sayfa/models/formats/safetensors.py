@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sayfa.base.errors import ModelError, WeightFileError
+from sayfa.base.faults import fault
 from sayfa.base.json_file import json_depth, read_json_object
 from sayfa.base.mapped_file import MappedFile
 
@@ -94,6 +95,7 @@ def open_sharded(folder: Path) -> SafetensorsSource:
 
 def _read_header(path: Path) -> dict[str, _Tensor]:
     file = MappedFile(path, min_bytes=8)
+    fault("load.safetensors_header")
     length = int.from_bytes(file.view[:8], "little")
     if length > MAX_HEADER_BYTES or length > file.size - 8:
         raise WeightFileError(file.name, "header length", f"is {length}, but {file.size - 8} bytes follow")

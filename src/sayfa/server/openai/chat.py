@@ -16,7 +16,7 @@ from sayfa.server.books import Record
 from sayfa.server.context import ServerContext
 from sayfa.server.errors import to_answer
 from sayfa.server.generate import Generation, Plan
-from sayfa.server.openai.chunks import Envelope, encode, usage_object
+from sayfa.server.openai.chunks import Envelope, usage_object, whole
 from sayfa.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from sayfa.server.openai.messages import chat_ids
 from sayfa.server.openai.protocol import ChatRequest, Sampled, refuse_unserved
@@ -134,4 +134,4 @@ async def _whole(context: ServerContext, run: Generation, body: ChatRequest, mod
         answer["prompt_logprobs"] = prompt_logprobs(tokenizer, prompt, run.prompt_logprobs[0], body.prompt_logprobs)
     if body.return_token_ids:
         answer["prompt_token_ids"] = prompt
-    return Response(encode(answer), media_type="application/json")
+    return Response(whole(answer), media_type="application/json")

@@ -8,14 +8,22 @@ from typing import Any
 
 import msgspec
 
+from sayfa.base.faults import fault
 from sayfa.server.books import Usage
 from sayfa.server.sse import DONE
 
 encode = msgspec.json.encode
 
 
+def whole(answer: dict[str, Any]) -> bytes:
+    """Encode an answer that is not streamed."""
+    fault("server.answer")
+    return encode(answer)
+
+
 def usage_object(usage: Usage) -> dict[str, Any]:
     """OpenAI's `usage`."""
+    fault("server.usage")
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.output,
@@ -70,6 +78,7 @@ class Envelope:
 
     def text(self, index: int, text: str, logprobs: Any, tokens: list[int] | None, usage: Usage) -> bytes:
         """More text of a choice; logprobs is None or an object; tokens are shown if not None."""
+        fault("server.event")
         if logprobs is None and tokens is None:
             return self._start(index) + encode(text) + self._plain_tail + self._closing(usage)
         tail = (b"}" if self._chat else b"") + b',"logprobs":' + encode(logprobs)

@@ -17,7 +17,7 @@ from sayfa.server.context import ServerContext
 from sayfa.server.errors import to_answer
 from sayfa.server.generate import Generation, Plan
 from sayfa.server.openai.chat import usage_mode
-from sayfa.server.openai.chunks import Envelope, encode, usage_object
+from sayfa.server.openai.chunks import Envelope, usage_object, whole
 from sayfa.server.openai.logprobs import completion_logprobs, prompt_logprobs
 from sayfa.server.openai.protocol import CompletionRequest, refuse_unserved
 from sayfa.server.routes import context_of, generation, in_thread
@@ -134,7 +134,7 @@ async def _whole(
         "choices": choices,
         "usage": usage_object(run.usage),
     }
-    return Response(encode(answer), media_type="application/json")
+    return Response(whole(answer), media_type="application/json")
 
 
 def _choice(context: ServerContext, body: CompletionRequest, parts: list[Piece], index: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ true bytes beside it (B015). Knows no streams.
 import math
 from typing import Any
 
+from sayfa.base.faults import fault
 from sayfa.base.step import TokenLogprobs
 from sayfa.server.answer import Entry
 from sayfa.text.tokenizer import Tokenizer
@@ -17,6 +18,7 @@ FLOOR = -9999.0
 
 def finite(value: float) -> float:
     """The value as a JSON number."""
+    fault("server.logprobs")
     return value if math.isfinite(value) and value > FLOOR else FLOOR
 
 
