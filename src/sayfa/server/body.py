@@ -17,6 +17,9 @@ from sayfa.server.errors import StatusError
 from sayfa.server.patience import patience
 
 BODY_TIME_LIMIT_S = 30.0
+BODY_GRACE_S = 10.0
+MIN_BODY_BYTES_PER_S = 1024
+"""A body has ten seconds, one more for each KiB that has come, and never more than the limit."""
 INLINE_PARSE_BYTES = 64 << 10
 MAX_REPORTED_NAMES = 200
 
@@ -84,14 +87,18 @@ def check_headers(request: Request) -> None:
 
 
 async def read_bytes(request: Request, max_bytes: int) -> bytes:
-    """Collect the body, counting while it arrives."""
+    """Collect the body, counting while it arrives. Raises TooLarge (413), StatusError (408)."""
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and int(length[:20]) > max_bytes:
         raise _too_large(max_bytes)
     chunks: list[bytes] = []
     size = 0
+
+    def allowed_s() -> float:
+        return min(BODY_TIME_LIMIT_S, BODY_GRACE_S + size / MIN_BODY_BYTES_PER_S)
+
     try:
-        async with patience(BODY_TIME_LIMIT_S, request.app.state.context.awake):
+        async with patience(allowed_s, request.app.state.context.awake):
             async for chunk in request.stream():
                 fault("server.body.read")
                 size += len(chunk)
@@ -99,7 +106,10 @@ async def read_bytes(request: Request, max_bytes: int) -> bytes:
                     raise _too_large(max_bytes)
                 chunks.append(chunk)
     except TimeoutError:
-        message = f"The body did not arrive within {BODY_TIME_LIMIT_S:.0f} seconds."
+        message = (
+            f"The body did not arrive within {allowed_s():.0f} seconds; it may take {BODY_GRACE_S:.0f}, one more for "
+            f"each {MIN_BODY_BYTES_PER_S} bytes that have come, and {BODY_TIME_LIMIT_S:.0f} at most."
+        )
         raise StatusError(408, message, code="request_timeout") from None
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 

@@ -131,6 +131,11 @@ class ServerMetrics:
         self._family("requests_in_flight").dec()
 
     @_harmless
+    def connection_refused(self, reason: str) -> None:
+        """A connection was ended before a request was there."""
+        self._family("connections_refused", reason=reason).inc()
+
+    @_harmless
     def ended(
         self, reason: str, counts: tuple[int, int, int], times: tuple[float, float, float], total_s: float
     ) -> None:

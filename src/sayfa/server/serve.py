@@ -25,9 +25,10 @@ from sayfa.base.errors import ConfigError, EngineError, SayfaError
 from sayfa.base.faults import fault
 from sayfa.base.messages import EngineInfo, Failed
 from sayfa.server.app import create_app
-from sayfa.server.connection import with_limit
+from sayfa.server.connection import behind
 from sayfa.server.context import ServerContext, TextTools
 from sayfa.server.edge import is_loopback
+from sayfa.server.gate import Gate, networks, within_descriptors
 from sayfa.wire.client import ClientState, EngineClient
 
 log = logging.getLogger("sayfa.server")
@@ -66,6 +67,7 @@ def check_access(options: ServerOptions) -> None:
 def bind(options: ServerOptions) -> socket.socket:
     """Take the address. Raises ConfigError if it is in use, not ours, or open to strangers without a key."""
     check_access(options)
+    networks(options.trusted_proxies)
     if options.uds:
         return _bind_unix(options.uds)
     try:
@@ -203,8 +205,13 @@ async def _load(
 
 def make_server(app: FastAPI, options: ServerOptions) -> "_Server":
     """The HTTP server around an application, with our bounds on connections and without its own signals."""
+    context: ServerContext = app.state.context
+    gate = Gate(
+        within_descriptors(options.max_connections), options.max_connections_per_address, options.trusted_proxies,
+        context.metrics.connection_refused,
+    )  # fmt: skip
     config = uvicorn.Config(
-        app, http=with_limit(options.max_connections), ws="none", lifespan="on", log_config=None, access_log=False,
+        app, http=behind(gate), ws="none", lifespan="on", log_config=None, access_log=False,
         server_header=False, proxy_headers=False, root_path=options.root_path, timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(FLUSH_LIMIT_S), ssl_certfile=options.ssl_certfile,
         ssl_keyfile=options.ssl_keyfile,
