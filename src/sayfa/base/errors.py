@@ -12,7 +12,8 @@
     │   ├── Overloaded         503  queue full or draining; carries `retry_after_s`
     │   └── RateLimited        429  the caller's own limit; carries `retry_after_s`
     └── EngineError            the engine failed one request, or died; becomes 500 or 503
-        └── EngineDead         503  the engine process is gone; a restart is under way
+        ├── EngineDead         503  the engine process is gone; a restart is under way
+        └── LostStateError          inside the engine: what two parts know contradicts; its process ends and is replaced
 
 The message is written for the one who can act on it: field, value, limit, way out. `server.errors` maps the
 tree to HTTP in one place; nothing else knows statuses.
@@ -116,3 +117,7 @@ class EngineDead(EngineError):
     def __init__(self, message: str = "") -> None:
         sentence = message or "the engine process ended; it is being restarted, send the request again"
         super().__init__(sentence, code="engine_dead")
+
+
+class LostStateError(EngineError):
+    """A part of the engine could not follow the others; nothing that it holds can be trusted any more."""

@@ -7,7 +7,7 @@ rows fail.
 
 from typing import Protocol
 
-from sayfa.base.errors import EngineError
+from sayfa.base.errors import EngineError, LostStateError
 from sayfa.base.faults import fault
 from sayfa.base.log import logger
 from sayfa.base.step import RowResult, RunnerOutput, ScheduledRow, SchedulerOutput
@@ -19,7 +19,9 @@ MAX_FAILED_STEPS = 3
 
 
 class Runner(Protocol):
-    """What executes plans. If it raises, the plan's table changes are made and no token is noted."""
+    """What executes plans. If it raises, the plan's table changes are made and no token is noted, or it is a
+    LostStateError.
+    """
 
     def execute(self, plan: SchedulerOutput) -> RunnerOutput: ...
 
@@ -37,9 +39,13 @@ class GuardedRunner:
         """Rows that were found guilty since start."""
 
     def execute(self, plan: SchedulerOutput) -> RunnerOutput:
-        """Execute a plan. Raises EngineError if again and again nothing can be computed: the process should end."""
+        """Execute a plan. Raises EngineError where the process should end: again and again nothing can be computed, or
+        the runner has lost its state.
+        """
         try:
             output = self._runner.execute(plan)
+        except LostStateError:
+            raise
         except Exception as error:
             if not plan.rows:
                 raise

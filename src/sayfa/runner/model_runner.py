@@ -5,6 +5,7 @@ the request table and in the executor's pages.
 """
 
 from sayfa.base.clock import Clock, SystemClock
+from sayfa.base.errors import LostStateError
 from sayfa.base.faults import altered, fault
 from sayfa.base.step import RunnerOutput, SchedulerOutput
 from sayfa.nn.program.executor import Executor
@@ -25,20 +26,14 @@ class ModelRunner:
     def execute(self, plan: SchedulerOutput) -> RunnerOutput:
         """Do one step, in the plan's order: forget, new, added_pages, copies, rows.
 
-        Raises ValueError if the plan contradicts the table. If the computation itself raises, the table changes have
-        been made and no token has been noted, so parts of `rows` can be executed again by plans that hold nothing else.
+        Raises LostStateError if the table cannot be changed as planned: what it holds is then not what the plan's
+        maker believes. If the computation itself raises, the table changes have been made and no token has been noted,
+        so parts of `rows` can be executed again by plans that hold nothing else.
         """
-        for row in plan.forget:
-            fault("runner.table.forget")
-            self._table.forget(row)
-        for new in plan.new:
-            fault("runner.table.put")
-            self._table.put(new)
-        for row, pages in plan.added_pages:
-            self._table.add_pages(row, pages)
-        if plan.copies:
-            fault("runner.copy_pages")
-            self._executor.copy_pages(plan.copies)
+        try:
+            self._change_table(plan)
+        except Exception as error:
+            raise LostStateError(f"step {plan.step} could not change the request table") from error
         if not plan.rows:
             return RunnerOutput(step=plan.step)
         begun = self._clock.monotonic()
@@ -56,3 +51,16 @@ class ModelRunner:
             "sample": self._clock.monotonic() - computed,
         }
         return RunnerOutput(step=plan.step, rows=rows, timings=timings)
+
+    def _change_table(self, plan: SchedulerOutput) -> None:
+        for row in plan.forget:
+            fault("runner.table.forget")
+            self._table.forget(row)
+        for new in plan.new:
+            fault("runner.table.put")
+            self._table.put(new)
+        for row, pages in plan.added_pages:
+            self._table.add_pages(row, pages)
+        if plan.copies:
+            fault("runner.copy_pages")
+            self._executor.copy_pages(plan.copies)

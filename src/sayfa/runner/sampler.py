@@ -102,10 +102,6 @@ class Sampler:
         scored: dict[int, list[TokenLogprobs]],
         failed: dict[int, tuple[str, str]],
     ) -> list[RowResult]:
-        good = np.array([int(s) not in failed for s in drawing]) if failed else np.ones(len(drawing), np.bool_)
-        noted = drawing[good]
-        fault("runner.note")
-        self._table.set_sampled(step.rows[noted], step.end[noted], drawn.token[good])
         tokens: list[list[int]] = [[] for _ in step.rows]
         logprobs: dict[int, list[TokenLogprobs]] = {}
         for index, (s, token) in enumerate(zip(drawing.tolist(), drawn.token.tolist(), strict=True)):
@@ -114,10 +110,16 @@ class Sampler:
             if num_top >= 0 and token >= 0:
                 fault("runner.logprobs")
                 logprobs[s] = [_logprobs_of(drawn, index, num_top)]
-        return [
+        results = [
             _result(row, scored.get(s, []), failed.get(s), tokens[s], logprobs.get(s, []))
             for s, row in enumerate(step.rows.tolist())
         ]
+        # Last of all: a step that raises is made again, and a token that was noted then would be counted twice.
+        good = np.array([int(s) not in failed for s in drawing]) if failed else np.ones(len(drawing), np.bool_)
+        noted = drawing[good]
+        fault("runner.note")
+        self._table.set_sampled(step.rows[noted], step.end[noted], drawn.token[good])
+        return results
 
     # ------------------------------------------------------------------------------------------- prompt scores
 
