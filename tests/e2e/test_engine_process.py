@@ -15,7 +15,7 @@ from sayfa.base.clock import SystemClock
 from sayfa.base.errors import EngineDead, InvalidRequest, Overloaded
 from sayfa.base.messages import Request
 from sayfa.base.sampling_params import SamplingParams
-from sayfa.wire import process_client, supervisor
+from sayfa.wire import process_client, watch
 from sayfa.wire.process_client import ProcessClient
 
 PROGRAM = str(Path(__file__).parents[1] / "fakes" / "engine_process.py")
@@ -188,10 +188,10 @@ async def test_a_step_that_never_ends_shows_as_no_progress_while_the_engine_is_b
 
 
 async def test_a_stuck_engine_says_why_is_ended_and_replaced(monkeypatch, capfd):
-    monkeypatch.setattr(supervisor, "STALLED_S", 0.1)
-    monkeypatch.setattr(supervisor, "STALLED_STEPS", 1.0)
-    monkeypatch.setattr(supervisor, "STUCK_S", 1.5)
-    monkeypatch.setattr(supervisor, "STUCK_STEPS", 1.0)
+    monkeypatch.setattr(watch, "STALLED_S", 0.1)
+    monkeypatch.setattr(watch, "STALLED_STEPS", 1.0)
+    monkeypatch.setattr(watch, "STUCK_S", 1.5)
+    monkeypatch.setattr(watch, "STUCK_STEPS", 1.0)
     monkeypatch.setattr(process_client, "PING_INTERVAL_S", 0.1)
     async with running("stuck-on=66") as client:
         await until(lambda: client.health().expected_step_s > 0)
@@ -204,6 +204,32 @@ async def test_a_stuck_engine_says_why_is_ended_and_replaced(monkeypatch, capfd)
     said = capfd.readouterr().err
     assert "in step" in said  # the stack of the function that does not end
     assert said.count("Current thread") == 1
+
+
+async def test_a_load_that_hangs_is_ended_named_and_begun_anew(monkeypatch, capfd, caplog, tmp_path):
+    """R09: a load has no limit in all, but one on its silence."""
+    monkeypatch.setattr(watch, "LOAD_STALLED_S", 0.5)
+    monkeypatch.setattr(watch, "LOAD_STUCK_S", 1.5)
+    monkeypatch.setattr(process_client, "PING_INTERVAL_S", 0.1)
+    async with running("hang-at-start=1", f"hang-file={tmp_path / 'starts'}", wait=False) as client:
+        first = client.pid
+        async with asyncio.timeout(60):
+            await client.wait_ready()
+        assert client.pid != first
+        assert (await collect(client, request("fine")))[1] == ["length"]
+    assert "in hang" in capfd.readouterr().err  # the stack of the function that does not end
+    said = [record.getMessage() for record in caplog.records]
+    assert [line[-6:] for line in said if "(in load)" in line] == ["ollows", "d anew", "in 0 s"]
+
+
+async def test_a_slow_load_that_gets_on_is_waited_for(monkeypatch):
+    """What the kernel tells of a process that computes keeps it alive, whatever it says itself."""
+    monkeypatch.setattr(watch, "LOAD_STUCK_S", 0.5)
+    monkeypatch.setattr(process_client, "PING_INTERVAL_S", 0.2)
+    async with running("compute-at-start=2.0", wait=False) as client:
+        first = client.pid
+        await client.wait_ready()
+        assert client.pid == first
 
 
 async def test_the_engine_ends_when_its_parent_is_killed():

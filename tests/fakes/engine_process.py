@@ -4,6 +4,8 @@ It answers each branch of a request with the tokens prompt[0], prompt[0] + 1, ..
     fail=SENTENCE     cannot start (ModelError)
     die-on=TOKEN      ends with SIGKILL in the first step that would answer a prompt beginning with TOKEN
     die-at-start      ends with SIGKILL before it says hello
+    hang-at-start=N   the first N processes hang while they load (the count is kept in the file hang-file=PATH)
+    compute-at-start=S  computes for S seconds of processor time while it loads, and tells nothing
     step-s=SECONDS    each step takes that long
     stuck-on=TOKEN    a step that answers such a prompt never ends
 """
@@ -12,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from threading import Event
 
 from sayfa.base.config import EngineConfig
@@ -101,6 +104,10 @@ class CountingEngine:
         return Pong(number=number, steps=self._steps, since_step_s=0.0, busy=self.has_work, expected_step_s=0.01)
 
 
+def hang() -> None:
+    Event().wait()
+
+
 def main(arguments: list[str]) -> int:
     options = dict(text.partition("=")[::2] for text in arguments[:-1])
 
@@ -110,6 +117,14 @@ def main(arguments: list[str]) -> int:
             raise ModelError(options["fail"])
         if "die-at-start" in options:
             os.kill(os.getpid(), signal.SIGKILL)
+        if "hang-at-start" in options:
+            starts = Path(options["hang-file"])
+            starts.write_text(starts.read_text() + "x" if starts.exists() else "x", "utf-8")
+            if len(starts.read_text("utf-8")) <= int(options["hang-at-start"]):
+                hang()
+        until_s = time.process_time() + float(options.get("compute-at-start", "0"))
+        while time.process_time() < until_s:
+            pass
         return CountingEngine(options)
 
     return run(arguments, build)

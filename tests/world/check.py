@@ -54,6 +54,13 @@ def check_garble(seed: int) -> History:
     return history
 
 
+def check_loads(seed: int) -> History:
+    """R09: an engine that hangs while it loads is replaced, one that loads slowly is waited for."""
+    history = random_history(seed, blows=("hang_load", "slow_load"))
+    play(history)
+    return history
+
+
 def check_overload(seed: int) -> None:
     """F14: at ten times the capacity as much is served as ever; refusals say truly when to come back."""
     span_s = 12.0
@@ -102,6 +109,7 @@ CHECKS = {
     "numbers": check_numbers,
     "clock": check_clock,
     "garble": check_garble,
+    "loads": check_loads,
     "overload": check_overload,
     "fairness": check_fairness,
 }

@@ -13,6 +13,7 @@ one tenant to another.
 import asyncio
 import contextlib
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ from sayfa.engine.process import EngineLoop
 from sayfa.wire.codec import encode
 from sayfa.wire.link import Link
 from sayfa.wire.sockets import DisconnectedError
+from sayfa.wire.watch import Signs
 from world.history import NUM_TOKENS, Call, Setting
 from world.loop import VirtualClock
 from world.pipes import EngineEnd, Pipe
@@ -38,6 +40,9 @@ MAX_IDLE_STEPS = 64
 """F25: so many steps without any progress while something waits are a standstill."""
 MAX_LATE_TURNS = 2
 KILLED = -9
+STARTS = ("well", "dies", "hangs", "slow")
+SLOW_PARTS, SLOW_PART_S = 4, 100.0
+"""A slow load: now it tells of a phase, now only the disk tells that it reads."""
 
 
 class ClientTransport(asyncio.Transport):
@@ -61,9 +66,9 @@ class ClientTransport(asyncio.Transport):
 
 
 class WorldProcess:
-    """One engine process. `fails`: it dies before it has said hello."""
+    """One engine process. start: what becomes of its load, one of STARTS."""
 
-    def __init__(self, host: "Host", pid: int, fails: bool) -> None:
+    def __init__(self, host: "Host", pid: int, start: str) -> None:
         setting = host.setting
         loop = asyncio.get_running_loop()
         self.pid = pid
@@ -72,7 +77,9 @@ class WorldProcess:
         self.runner: SpoiledRunner | None = None
         self.frozen_until_s = 0.0
         self._host = host
-        self._fails = fails
+        self._start = start
+        self._loading = True
+        self._read_bytes = 0
         self._clock = EngineClock(host.clock, host.rnd.choice([-4_000.0, 0.0, 1e6]))
         self._link: Link | None = None
         self._early: list[bytes] = []
@@ -100,7 +107,17 @@ class WorldProcess:
         if self._loop is not None:
             self._loop.on_dump(10, None)
 
+    def signs(self) -> Signs:
+        return Signs(0.0, self._read_bytes)
+
     def kill(self) -> None:
+        """What the client does to an engine that does not get on."""
+        if self._loading and self._start != "hangs":
+            self._host.broken.append("an engine was ended though its load got on")
+        self.die()
+
+    def die(self) -> None:
+        """What anybody may do, at any time."""
         self.task.cancel()
         if not self._begun:  # then the task will never run
             self._finish(KILLED)
@@ -115,7 +132,7 @@ class WorldProcess:
             async with asyncio.timeout(limit_s):
                 await self._exited.wait()
         except TimeoutError:
-            self.kill()
+            self.die()
             await self._exited.wait()
         return self.exit_code
 
@@ -157,11 +174,10 @@ class WorldProcess:
     async def _run(self) -> int:
         host = self._host
         await asyncio.sleep(host.setting.start_s)
-        self._connection.send(encode(Starting("read", 0.0)))
-        if self._fails:
-            raise DeathError
+        await self._load()
         self.engine = self._build()
         self._connection.send(encode(Hello(self.engine.info)))
+        self._loading = False
         self._loop = EngineLoop(self.engine, self._connection, self._clock)  # type: ignore[arg-type]
         try:
             while await self._turn(self._loop, self.engine):
@@ -173,6 +189,20 @@ class WorldProcess:
                 host.broken.append(f"the engine ended by {error!r}")
             return 1
         return 0
+
+    async def _load(self) -> None:
+        self._connection.send(encode(Starting("read", 0.0)))
+        if self._start == "dies":
+            raise DeathError
+        if self._start == "hangs":
+            await asyncio.Event().wait()
+        if self._start == "slow":
+            for part in range(SLOW_PARTS):
+                await asyncio.sleep(SLOW_PART_S)
+                if part % 2:
+                    self._read_bytes += 4096
+                else:
+                    self._connection.send(encode(Starting("read", (part + 1) / SLOW_PARTS)))
 
     def _build(self) -> Engine:
         setting, rnd = self._host.setting, self._host.rnd
@@ -270,8 +300,8 @@ class WorldProcess:
 class Host:
     """The machine that engine processes run on. Its `spawn` is handed to the real ProcessClient.
 
-    broken: what no process may do. no_starts: how many of the next starts die early. gone_s: when the last sender of
-    the calls with a seed went away; None while one is there.
+    broken: what no process may do. starts: what becomes of the next starts, each one of STARTS. gone_s: when the last
+    sender of the calls with a seed went away; None while one is there.
     """
 
     def __init__(
@@ -283,7 +313,7 @@ class Host:
         self.rule = rule
         self.calls = calls
         self.broken: list[str] = []
-        self.no_starts = 0
+        self.starts: deque[str] = deque()
         self.turns = 0
         self.deaths_s: list[float] = []
         self.processes: list[WorldProcess] = []
@@ -293,9 +323,8 @@ class Host:
         alive = [process.pid for process in self.processes if process.exit_code is None]
         if alive:
             self.broken.append(f"a second engine is started while {alive} is alive")
-        fails = self.no_starts > 0
-        self.no_starts -= fails
-        process = WorldProcess(self, 100 + len(self.processes), fails)
+        start = self.starts.popleft() if self.starts else "well"
+        process = WorldProcess(self, 100 + len(self.processes), start)
         self.processes.append(process)
         return process
 

@@ -63,8 +63,10 @@ class Blow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="b
 
     kind: kill, raise, die (at fault point `point`, at its pass number `nth` from now), freeze (the engine process
     stands still for `seconds`), stall (all stands still), wall (the calendar jumps), slow_link, reset_cache, preempt
-    (`nth` of the running requests), no_start (the next `nth` engine starts die), full_disk (for `seconds`), scrape,
-    garble (the engine sends a message that nobody can read), drain (SIGTERM to the server), sigterm (to the engine).
+    (`nth` of the running requests), no_start (the next `nth` engine starts die), hang_load (the engine dies and the
+    next `nth` starts hang for ever), slow_load (it dies and the next start takes minutes), full_disk (for `seconds`),
+    scrape, garble (the engine sends a message that nobody can read), drain (SIGTERM to the server), sigterm (to the
+    engine).
     """
 
     at_s: float
@@ -180,6 +182,7 @@ def random_call(rnd: random.Random, index: int, span_s: float, setting: Setting)
 KINDS: dict[str, float] = {
     "kill": 3, "raise": 3, "die": 3, "freeze": 0.5, "stall": 1, "wall": 1, "slow_link": 1, "reset_cache": 2,
     "preempt": 4, "no_start": 1, "full_disk": 1, "scrape": 2, "garble": 0.5, "drain": 1.5, "sigterm": 0.5,
+    "hang_load": 0.5, "slow_load": 0.5,
 }  # fmt: skip
 
 

@@ -86,7 +86,7 @@ class Laws:
     def _is_punctual(self, call: Call) -> bool:
         """Whether nothing in this history may delay the end of a call beyond its deadline."""
         kinds = {event.kind for event in self._history.events if isinstance(event, Blow)}
-        slow = bool(kinds & {"freeze", "stall", "slow_link", "no_start"})
+        slow = bool(kinds & {"freeze", "stall", "slow_link", "no_start", "hang_load", "slow_load"})
         return not slow and not call.read_s and call.stops_after is None
 
     @property

@@ -77,6 +77,11 @@ MUTANTS = (
     Mutant("a stall is the others' silence", "base/clock.py",
            "min(self._clock.monotonic() - self._ticked_s, self._most_s)", "self._clock.monotonic() - self._ticked_s",
            "clock"),
+    Mutant("a load that hangs is waited for", "wire/watch.py", "if silent_s > LOAD_STUCK_S or ", "if ", "loads"),
+    Mutant("only news keep a load alive", "wire/watch.py", "silent_s = min(since_told_s, since_sign_s)",
+           "silent_s = since_told_s", "loads"),
+    Mutant("only the disk keeps a load alive", "wire/watch.py", "silent_s = min(since_told_s, since_sign_s)",
+           "silent_s = since_sign_s", "loads"),
     Mutant("frames are cut wrongly", "wire/sockets.py", "if end > len(self._buffer):",
            "if end > len(self._buffer) + 1:"),
     # the server

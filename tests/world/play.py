@@ -111,7 +111,7 @@ class World:
 
     async def _let_start(self) -> None:
         """Wait for the engine, unless something keeps it from starting in time."""
-        hard = ("kill", "no_start", "drain", "sigterm", "freeze")
+        hard = ("kill", "no_start", "hang_load", "slow_load", "drain", "sigterm", "freeze")
         if not any(isinstance(event, Blow) and event.kind in hard for event in self._history.events[:1]):
             await self._client.wait_ready()
 
@@ -189,7 +189,7 @@ class World:
         process, now_s = self._host.current, self._loop.time()
         match blow.kind:
             case "kill" if process is not None:
-                process.kill()
+                process.die()
             case "raise" | "die":
                 self._facts.faults.append(blow.point)
                 self._stack.enter_context(armed(blow.point, ACTIONS[blow.kind, blow.point[:6]], nth=blow.nth))
@@ -211,7 +211,11 @@ class World:
             case "preempt" if process is not None and process.engine is not None:
                 self._preempt(process.engine, blow.nth)
             case "no_start":
-                self._host.no_starts += blow.nth
+                self._host.starts += ["dies"] * blow.nth
+            case "hang_load" | "slow_load":
+                self._host.starts += ["hangs"] * blow.nth if blow.kind == "hang_load" else ["slow"]
+                if process is not None:
+                    process.die()
             case "full_disk":
                 self._log.disk.is_full = True
                 self._loop.call_later(blow.seconds, self._log.disk.empty)

@@ -235,6 +235,7 @@ def _serve(connection: Connection, build: Build, clock: Clock) -> int:
     loop = EngineLoop(engine, connection, clock)
     connection.wake_on_signals()
     signal.signal(signal.SIGTERM, loop.on_signal)
+    faulthandler.unregister(signal.SIGUSR1)  # it would not see that there is another handler now
     signal.signal(signal.SIGUSR1, loop.on_dump)
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=True)  # shows the stacks even inside a kernel
     gc.collect()
@@ -290,6 +291,7 @@ def run(arguments: list[str], build: Build) -> int:
     keep_standard_descriptors()
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's matter
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # where a load hangs
     setup_log(_option(arguments, "--log-level", "info"), _option(arguments, "--log-format", "text"))
     setproctitle.setproctitle("sayfa: engine")
     sock = socket.socket(fileno=int(arguments[-1]))

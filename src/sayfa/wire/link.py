@@ -15,6 +15,10 @@ from typing import Protocol, cast
 
 from sayfa.base.faults import altered
 from sayfa.wire.sockets import FrameReader, frame, make_pair
+from sayfa.wire.watch import Signs
+
+_USER_TIME = 11
+"""Place of utime behind the name in /proc/PID/stat; stime follows it (proc_pid_stat(5), fields 14 and 15)."""
 
 
 class Child(Protocol):
@@ -29,6 +33,10 @@ class Child(Protocol):
 
     def ask_for_state(self) -> None:
         """Let it write its state to its log."""
+        ...
+
+    def signs(self) -> Signs | None:
+        """Tell what the kernel knows of its work; None where that cannot be told."""
         ...
 
     def kill(self) -> None:
@@ -79,6 +87,18 @@ class EngineProcess:
         """Let the process write its stacks and its state to its log (SIGUSR1)."""
         if self._child.poll() is None:
             self._child.send_signal(signal.SIGUSR1)
+
+    def signs(self) -> Signs | None:
+        """Processor time and bytes from storage so far, from /proc; None elsewhere, and once the process is gone."""
+        try:
+            with open(f"/proc/{self._child.pid}/stat", encoding="ascii", errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()
+            with open(f"/proc/{self._child.pid}/io", encoding="ascii") as file:
+                counts = dict(line.split(": ") for line in file.read().splitlines())
+            ticks = int(fields[_USER_TIME]) + int(fields[_USER_TIME + 1])
+            return Signs(ticks / os.sysconf("SC_CLK_TCK"), int(counts["read_bytes"]))
+        except (OSError, ValueError, KeyError, IndexError):
+            return None
 
     def kill(self) -> None:
         """End the process at once; the connection's end tells the rest."""

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from sayfa.base.clock import AwakeClock, Clock
+from sayfa.base.clock import Clock
 from sayfa.base.errors import EngineDead, EngineError, InvalidRequest, Overloaded
 from sayfa.base.faults import fault
 from sayfa.base.log import logger
@@ -28,7 +28,6 @@ from sayfa.base.messages import (
     FromEngine,
     Hello,
     Outputs,
-    Ping,
     Pong,
     Refused,
     Request,
@@ -42,12 +41,11 @@ from sayfa.wire.codec import MalformedMessageError, decode_from_engine, encode
 from sayfa.wire.link import Child, EngineProcess, Link
 from sayfa.wire.sockets import frame
 from sayfa.wire.streams import RequestStreams
-from sayfa.wire.supervisor import Quarantine, RestartPolicy, judge_stall
+from sayfa.wire.supervisor import Quarantine, RestartPolicy
+from sayfa.wire.watch import PING_INTERVAL_S, Verdict, Watch, judge_stall
 
 log = logger("wire")
 
-PING_INTERVAL_S = 1.0
-"""How often the engine is asked for its progress; an idle engine does nothing but answer these."""
 EXIT_WAIT_S = 2.0
 """How long an engine may take to end after its connection is closed, before it is killed."""
 
@@ -74,24 +72,23 @@ class ProcessClient:
         self._command = command
         self._config = config
         self._clock = clock
-        self._awake = AwakeClock(clock, PING_INTERVAL_S)
+        self._watch = Watch(clock)
         self._state: ClientState = "starting"
         self._info: EngineInfo | None = None
         self._latest: StepStats | None = None
-        self._progress_s = self._awake.monotonic()
-        self._pong: Pong | None = None
-        self._pings = 0
         self._process: Child | None = None
         self._link: Link | None = None
         self._failure: Failed | None = None
         self._closing = False
-        self._stall_told = False
-        self._streams = RequestStreams(self._awake, self._send_abort)
+        self._told: Verdict = "moving"
+        self._ended_for = ""
+        self._streams = RequestStreams(self._watch.awake, self._send_abort)
         self._restarts = RestartPolicy(clock)
         self._quarantine = Quarantine(clock)
         self._outputs_callbacks: list[Callable[[Outputs], None]] = []
         self._progress_callbacks: list[Callable[[str, float], None]] = []
         self._state_callbacks: list[Callable[[ClientState], None]] = []
+        self._aborts: list[str] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 
@@ -121,9 +118,7 @@ class ProcessClient:
 
     def health(self) -> Health:
         alive = self._link is not None and self._state in ("ready", "draining")
-        busy = len(self._streams) > 0 or (self._pong is not None and self._pong.busy)
-        expected_s = self._pong.expected_step_s if self._pong is not None else 0.0
-        return Health(alive, self._awake.monotonic() - self._progress_s, busy, expected_s)
+        return self._watch.health(alive, len(self._streams) > 0)
 
     def on_outputs(self, callback: Callable[[Outputs], None]) -> None:
         self._outputs_callbacks.append(callback)
@@ -142,6 +137,7 @@ class ProcessClient:
         """Start the process now, without an event loop, so that it loads while the caller still imports."""
         fault("client.before_spawn")
         self._process = self._spawn(self._command, frame(self._config))
+        self._watch.note_start()
 
     async def start(self) -> None:
         """Attach to the process (after spawning it if `spawn` was not called). Returns at once; see `wait_ready`."""
@@ -224,12 +220,24 @@ class ProcessClient:
     def _send_request(self, request: Request) -> None:
         fault("client.before_send")
         if not len(self._streams) > 1:
-            self._progress_s = self._awake.monotonic()  # an idle engine owes no progress until now
+            self._watch.moved()  # an idle engine owes no progress until now
         self._send(Add(request))
 
     def _send_abort(self, request_id: str) -> None:
-        fault("client.send_abort")
-        self._send(Abort([request_id]))
+        self._aborts.append(request_id)
+        self._send_aborts()
+
+    def _send_aborts(self) -> None:
+        """Tell the engine whose clients have gone. What cannot be told now is told with the next ping."""
+        if not self._aborts:
+            return
+        try:
+            fault("client.send_abort")
+            self._send(Abort(self._aborts))
+        except Exception:
+            log.exception("the engine could not be told of %d requests to forget; once more soon", len(self._aborts))
+        else:
+            self._aborts = []
 
     def _send(self, message: ToEngine) -> None:
         if self._link is not None:
@@ -262,14 +270,17 @@ class ProcessClient:
                 fault("client.refused")
                 self._streams.refuse(message)
             case Pong():
-                self._handle_pong(message)
+                fault("client.pong")
+                self._watch.note_pong(message)
             case Hello(info=info):
                 fault("client.hello")
                 self._info = info
-                self._progress_s = self._awake.monotonic()
+                self._watch.moved()
+                self._restarts.note_ready()
                 self._set_state("ready")
             case Starting(phase=phase, done=done):
                 fault("client.progress")
+                self._watch.note_phase(phase, done)
                 for progress in self._progress_callbacks:
                     progress(phase, done)
             case Failed():
@@ -277,7 +288,7 @@ class ProcessClient:
 
     def _handle_outputs(self, message: Outputs) -> None:
         fault("client.before_deliver")
-        self._progress_s = self._awake.monotonic()
+        self._watch.moved()
         if message.stats is not None:
             self._latest = message.stats
         self._streams.deliver(message.outputs)
@@ -288,35 +299,42 @@ class ProcessClient:
             except Exception:  # figures must never touch a request
                 log.exception("a callback for step figures failed")
 
-    def _handle_pong(self, pong: Pong) -> None:
-        fault("client.pong")
-        moved = self._pong is None or pong.steps != self._pong.steps or not pong.busy
-        self._pong = pong
-        if moved:
-            since_s = self._awake.monotonic() - (pong.since_step_s if pong.busy else 0.0)
-            self._progress_s = max(self._progress_s, since_s)  # a stall of both is no lack of progress
-
     async def _ping(self) -> None:
         while True:
-            self._awake.tick()
-            if self._state in ("ready", "draining"):
-                fault("client.ping")
-                self._pings += 1
-                self._send(Ping(self._pings))
-                self._act_on_stall()
+            self._watch.awake.tick()
+            try:
+                self._look_after()
+            except Exception:  # the next second is another try; a server must not end for want of a look
+                log.exception("looking after the engine failed")
             await asyncio.sleep(PING_INTERVAL_S)
 
-    def _act_on_stall(self) -> None:
+    def _look_after(self) -> None:
+        """Ask a serving engine for its progress, look at a loading one, act on what does not move."""
+        if self._state in ("ready", "draining"):
+            fault("client.ping")
+            self._send(self._watch.ping())
+            self._send_aborts()
+            health = self.health()
+            verdict = judge_stall(health.since_step_s, health.busy, health.expected_step_s)
+            self._act_on(verdict, f"has made no step for {health.since_step_s:.0f} s")
+        elif self._state == "starting" and self._process is not None:
+            verdict = self._watch.look_at_load(self._process.signs())
+            since_s = self.health().since_step_s
+            self._act_on(verdict, f"tells of no progress in loading for {since_s:.0f} s (in {self._watch.phase})")
+
+    def _act_on(self, verdict: Verdict, finding: str) -> None:
         """Let an engine that does not move say why, once; end one that has not moved for far too long."""
-        health, process = self.health(), self._process
-        verdict = judge_stall(health.since_step_s, health.busy, health.expected_step_s)
-        if verdict == "stuck" and process is not None:
-            log.error("the engine has made no step for %.0f s; it is ended and started anew", health.since_step_s)
+        process, told = self._process, self._told
+        self._told = verdict
+        if process is None or verdict in ("moving", told):
+            return
+        if verdict == "stuck":
+            log.error("the engine %s; it is ended and started anew", finding)
+            self._ended_for = f"it {finding}"
             process.kill()
-        elif verdict == "stalled" and not self._stall_told and process is not None:
-            log.error("the engine has made no step for %.0f s; its state follows", health.since_step_s)
+        elif told == "moving":
+            log.error("the engine %s; its state follows", finding)
             process.ask_for_state()
-        self._stall_told = verdict != "moving"
 
     # --------------------------------------------------------------------------------------- death
 
@@ -331,15 +349,28 @@ class ProcessClient:
         """Answer every open stream at once, then find out how the process ended and start the next."""
         if self._closing or self._link is None:
             return
-        fault("client.lost")
         self._link = None
-        self._pong = None
+        try:
+            self._act_on_loss()
+        except Exception as error:
+            log.exception("the end of the engine could not be dealt with")
+            self._streams.fail_all(EngineDead)
+            self._failure = Failed(f"the end of the engine could not be dealt with: {error}", exit_code=1)
+            self._set_state("failed")
+
+    def _act_on_loss(self) -> None:
+        fault("client.lost")
+        self._aborts = []
         if self._state == "draining":
             self._streams.fail_all(lambda: EngineDead("the server shut down before the answer was complete"))
             self._run(self._bury)
             return
-        self._quarantine.note_death(self._streams.requests())
+        running = self._streams.requests()
         self._streams.fail_all(EngineDead)
+        try:
+            self._quarantine.note_death(running)
+        except Exception:  # without this memory a request that kills engines may do so once more
+            log.exception("who was running when the engine died could not be noted")
         was_ready = self._state == "ready" or self._info is not None
         if self._failure is not None and not was_ready:
             self._run(self._bury)
@@ -359,7 +390,8 @@ class ProcessClient:
     async def _restart(self) -> None:
         """Start the next process after the back-off; give up when there were too many starts, failed ones included."""
         code = await self._bury()
-        reason = self._failure.message if self._failure is not None else f"exit code {code}"
+        reason = self._failure.message if self._failure is not None else self._ended_for or f"exit code {code}"
+        self._ended_for = ""
         while True:
             delay_s = self._restarts.next_delay_s()
             if delay_s is None:

@@ -5,7 +5,6 @@ Pure rules over times and hashes; it starts and kills nothing itself. Called by 
 
 import hashlib
 from collections import deque
-from typing import Literal
 
 import msgspec
 
@@ -17,42 +16,35 @@ MAX_RESTARTS = 5
 RESTART_WINDOW_S = 300.0
 MAX_DELAY_S = 60.0
 QUARANTINE_S = 3600.0
-STALLED_S, STALLED_STEPS = 10.0, 20.0
-STUCK_S, STUCK_STEPS = 120.0, 1000.0
 MAX_REMEMBERED = 10_000
 """Hashes kept at most, so that the memory of deaths is bounded."""
 
 
-def judge_stall(since_step_s: float, busy: bool, expected_step_s: float) -> Literal["moving", "stalled", "stuck"]:
-    """Tell a slow engine from one that does not move, by what its steps take lately and not by a fixed time alone.
-
-    A step over a long prompt may cost as much as some hundred short ones: stalled is 20 times the expected step and ten
-    seconds at least, stuck 1,000 times and two minutes at least. An engine of which no step is known is never stuck.
-    """
-    if not busy or since_step_s <= max(STALLED_S, STALLED_STEPS * expected_step_s):
-        return "moving"
-    if expected_step_s > 0 and since_step_s > max(STUCK_S, STUCK_STEPS * expected_step_s):
-        return "stuck"
-    return "stalled"
-
-
 class RestartPolicy:
-    """Back-off 0, 1, 2, 4 … seconds; after five restarts within five minutes the next death is the last."""
+    """Back-off 0, 1, 2, 4 … seconds; the next death is the last after five restarts within five minutes, or after five
+    in a row of which none has served.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._restarts: deque[float] = deque()
+        self._fruitless = 0
 
     def next_delay_s(self) -> float | None:
         """Say how long to wait before the next start, or None to give up. Counts as a restart."""
         now_s = self._clock.monotonic()
         while self._restarts and now_s - self._restarts[0] > RESTART_WINDOW_S:
             self._restarts.popleft()
-        recent = len(self._restarts)
+        recent = max(len(self._restarts), self._fruitless)
         if recent >= MAX_RESTARTS:
             return None
         self._restarts.append(now_s)
+        self._fruitless += 1
         return 0.0 if recent == 0 else min(MAX_DELAY_S, 2.0 ** (recent - 1))
+
+    def note_ready(self) -> None:
+        """The last start led to an engine that serves."""
+        self._fruitless = 0
 
 
 class Quarantine:
