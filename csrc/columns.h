@@ -210,7 +210,8 @@ inline F16 dot_bf16(F16 sum, const uint8_t* w, uint32_t pair) {
   const __m512i weights = _mm512_loadu_si512(w);
   sum.v[0] = _mm512_dpbf16_ps(sum.v[0], (__m512bh)weights, (__m512bh)_mm512_set1_epi32(static_cast<int32_t>(pair)));
 #else
-  const Vf first = vset(float_of_bits(pair << 16)), second = vset(float_of_bits(pair & 0xffff0000));
+  const Lanes both = bits_of(vset(float_of_bits(pair)));  // spread first: one load
+  const Vf first = from_bits(both << 16), second = from_bits(both & static_cast<int32_t>(0xffff0000));
   for (int i = 0; i < kParts; ++i) {
     const Lanes weights = bits_of(vload(reinterpret_cast<const float*>(w) + i * W));
     sum.v[i] = vfma(from_bits(weights << 16), first, sum.v[i]);
@@ -220,14 +221,14 @@ inline F16 dot_bf16(F16 sum, const uint8_t* w, uint32_t pair) {
   return sum;
 }
 
-// Fetches what `p` will have become `f.ahead` bytes on; `bytes` of it.
-inline void fetch_early(const Fetch& f, const uint8_t* p, int64_t bytes) {
+// Fetches what `p` will have become `f.ahead` bytes on: of the lines in `bytes` each `step`th, beginning with number `first`.
+inline void fetch_early(const Fetch& f, const uint8_t* p, int64_t bytes, int64_t first = 0, int64_t step = 1) {
   p += f.ahead;
   if (p >= f.end) {
     if (!f.next) return;
     p = f.next + (p - f.end);
   }
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 3);
+  for (int64_t i = first * 64; i < bytes; i += step * 64) __builtin_prefetch(p + i, 0, 3);
 }
 
 }  // namespace

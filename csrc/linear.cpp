@@ -51,8 +51,8 @@ struct Rows {
 void multiply_panel(const LinearArgs& a, const Segment& s, int64_t panel, const Rows& rows, Fetch fetch) {
   alignas(64) float sums[kTileRows * kPanelColumns];
   const int64_t tiles = (rows.count + kTileRows - 1) / kTileRows;
-  // One tile: fetch what is needed soon. More: the first one fetches the next panel while all compute on this.
-  fetch.ahead = tiles == 1 ? kFetchAhead : s.bytes;
+  // A panel read once: fetch what is needed soon. Else the first tile fetches the next panel while all compute on this.
+  fetch.ahead = rows.count <= kOnePassRows ? kFetchAhead : s.bytes;
   for (int64_t tile = 0; tile < tiles; ++tile) {
     const int64_t first = rows.count * tile / tiles, last = rows.count * (tile + 1) / tiles;
     const int height = static_cast<int>(last - first);

@@ -118,10 +118,13 @@ using TileKernel = void (*)(const TileArgs&);
 TileKernel int_tile(Format format, int rows);
 TileKernel float_tile(Format format, int rows);
 
+// Rows of a tile, and up to how many of them a kernel reads its panel once, from front to back.
 #if defined(__AVX512F__)
 constexpr int kTileRows = 6;
+constexpr int kOnePassRows = 6;
 #else
-constexpr int kTileRows = 3;
+constexpr int kTileRows = 4;
+constexpr int kOnePassRows = 1;
 #endif
 }  // namespace SAYFA_ISA
 #endif

@@ -5,57 +5,60 @@
 namespace sayfa::SAYFA_ISA {
 namespace {
 
+// Blocks of 16 columns that R rows take at once: what the registers hold.
 #if defined(__AVX512BF16__)
-constexpr int kSideBf16 = 4;  // blocks of 16 columns at once
+constexpr int sides_bf16(int) { return 4; }
 #elif defined(__AVX512F__)
-constexpr int kSideBf16 = 2;
+constexpr int sides_bf16(int rows) { return rows == 1 ? 4 : 2; }
 #else
-constexpr int kSideBf16 = 1;
+constexpr int sides_bf16(int rows) { return rows == 1 ? 4 : 1; }
 #endif
 #if defined(__AVX512F__)
-constexpr int kSideF32 = 2;
+constexpr int sides_f32(int) { return 2; }
 #else
-constexpr int kSideF32 = 1;
+constexpr int sides_f32(int rows) { return rows == 1 ? 2 : 1; }
 #endif
 
 // Pairs along K; a prepared row is padded with a zero to an even K.
 template <int R>
 void tile_bf16(const TileArgs& t) {
   const int64_t pairs = (t.layout->k + 1) / 2;
-  for (int side = 0; side < 4; side += kSideBf16) {
-    F16 sum[R][kSideBf16];
+  constexpr int kSides = sides_bf16(R);
+  for (int side = 0; side < 4; side += kSides) {
+    F16 sum[R][kSides];
     for (auto& s : sum)
       for (F16& v : s) v = f_set(0.0f);
     const uint8_t* p = t.panel + side * 64;
     for (int64_t k = 0; k < pairs; ++k, p += 256) {
-      if (t.fetch.ahead) fetch_early(t.fetch, p, 64 * kSideBf16);
+      if (t.fetch.ahead) fetch_early(t.fetch, p, 64 * kSides);
       for (int r = 0; r < R; ++r) {
         const uint32_t pair = load32(t.rows + r * t.row_stride + t.layout->bf16 + 4 * k);
-        for (int v = 0; v < kSideBf16; ++v) sum[r][v] = dot_bf16(sum[r][v], p + v * 64, pair);
+        for (int v = 0; v < kSides; ++v) sum[r][v] = dot_bf16(sum[r][v], p + v * 64, pair);
       }
     }
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < kSideBf16; ++v) f_store(t.tile + r * 64 + (side + v) * 16, sum[r][v]);
+      for (int v = 0; v < kSides; ++v) f_store(t.tile + r * 64 + (side + v) * 16, sum[r][v]);
   }
 }
 
 template <int R>
 void tile_f32(const TileArgs& t) {
   const int64_t k_end = t.layout->k;
-  for (int side = 0; side < 2; side += kSideF32) {
-    F16 sum[R][kSideF32];
+  constexpr int kSides = sides_f32(R);
+  for (int side = 0; side < 2; side += kSides) {
+    F16 sum[R][kSides];
     for (auto& s : sum)
       for (F16& v : s) v = f_set(0.0f);
     const uint8_t* p = t.panel + side * 64;
     for (int64_t k = 0; k < k_end; ++k, p += 128) {
-      if (t.fetch.ahead) fetch_early(t.fetch, p, 64 * kSideF32);
+      if (t.fetch.ahead) fetch_early(t.fetch, p, 64 * kSides);
       for (int r = 0; r < R; ++r) {
         const F16 x = f_set(reinterpret_cast<const float*>(t.rows + r * t.row_stride + t.layout->f32)[k]);
-        for (int v = 0; v < kSideF32; ++v) sum[r][v] = f_fma(f_load(p + v * 64), x, sum[r][v]);
+        for (int v = 0; v < kSides; ++v) sum[r][v] = f_fma(f_load(p + v * 64), x, sum[r][v]);
       }
     }
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < kSideF32; ++v) f_store(t.tile + r * 32 + (side + v) * 16, sum[r][v]);
+      for (int v = 0; v < kSides; ++v) f_store(t.tile + r * 32 + (side + v) * 16, sum[r][v]);
   }
 }
 
@@ -63,15 +66,15 @@ void tile_f32(const TileArgs& t) {
 
 TileKernel float_tile(Format format, int rows) {
   static constexpr TileKernel bf16[] = {
-      tile_bf16<1>, tile_bf16<2>, tile_bf16<3>,
+      tile_bf16<1>, tile_bf16<2>, tile_bf16<3>, tile_bf16<4>,
 #if defined(__AVX512F__)
-      tile_bf16<4>, tile_bf16<5>, tile_bf16<6>,
+      tile_bf16<5>, tile_bf16<6>,
 #endif
   };
   static constexpr TileKernel f32[] = {
-      tile_f32<1>, tile_f32<2>, tile_f32<3>,
+      tile_f32<1>, tile_f32<2>, tile_f32<3>, tile_f32<4>,
 #if defined(__AVX512F__)
-      tile_f32<4>, tile_f32<5>, tile_f32<6>,
+      tile_f32<5>, tile_f32<6>,
 #endif
   };
   return format == Format::bf16 ? bf16[rows - 1] : f32[rows - 1];

@@ -8,12 +8,23 @@
 namespace sayfa::SAYFA_ISA {
 namespace {
 
+// Blocks of 16 columns that R rows take at once, and whether the float sums stay in registers between the groups: what the
+// registers hold. With half as many, sums of more than one row wait in the tile, and a panel is read twice.
 #if defined(__AVX512F__)
-constexpr int kSide = 2;  // blocks of 16 columns at once: what the registers hold
-constexpr int kUnroll = 8;
+constexpr int sides(int) { return 2; }
+constexpr bool keeps_sums(int) { return true; }
 #else
-constexpr int kSide = 1;
-constexpr int kUnroll = 2;  // four-bit words; unrolled further, the compiler runs ahead and out of registers
+constexpr int sides(int rows) { return rows <= kOnePassRows ? 2 : 1; }
+constexpr bool keeps_sums(int rows) { return rows == 1; }
+#endif
+
+// Keeps the compiler from moving what comes later in front of this: it would run ahead and out of registers.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+inline void settle(I16& x) {
+  for (Vi& v : x.v) asm volatile("" : "+x"(v));
+}
+#else
+inline void settle(I16&) {}
 #endif
 
 template <Format F>
@@ -65,69 +76,86 @@ class Walk {
   int64_t stride_;
 };
 
+// sum + dots * (scale of the column * scale of the row) and, where the format has one, minimum * (the row's scaled sum).
+template <Format F>
+inline F16 add_group(F16 sum, I16 dots, F16 scale, F16 minimum, const uint8_t* facts) {
+  sum = f_fma(to_float(dots), f_mul(scale, f_spread(facts)), sum);
+  return Shape<F>::minimum ? f_fma(minimum, f_spread(facts + offsetof(GroupFacts, sum)), sum) : sum;
+}
+
 template <Format F, int R>
 void tile(const TileArgs& t) {
   using S = Shape<F>;
+  constexpr int kSides = sides(R);
+  constexpr bool kKeeps = keeps_sums(R);
   const RowLayout& l = *t.layout;
   const bool wide = S::group == 32;
   const int64_t groups = l.k / S::group;
-  for (int side = 0; side < 2; side += kSide) {
-    F16 sum[R][kSide];
-    for (auto& s : sum)
-      for (F16& v : s) v = f_set(0.0f);
+  for (int side = 0; side < 2; side += kSides) {
+    F16 kept[R][kSides];
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < kSides; ++v) {
+        kept[r][v] = f_set(0.0f);
+        if (!kKeeps) f_store(t.tile + r * 32 + (side + v) * 16, kept[r][v]);
+      }
     const uint8_t* p = t.panel;
     Walk q(t.rows + l.q, t.row_stride), facts(t.rows + (wide ? l.facts32 : l.facts16), t.row_stride);
     for (int64_t g = 0; g < groups; ++g, p += S::bytes) {
-      if (t.fetch.ahead && side == 0) fetch_early(t.fetch, p, S::bytes);
-      I16 acc[R][kSide];
+      if (t.fetch.ahead) fetch_early(t.fetch, p, S::bytes, side, 2 / kSides);
+      I16 acc[R][kSides];
       for (int r = 0; r < R; ++r)
         for (I16& a : acc[r]) a = S::short_sums ? i_set(0) : start<F>(facts.row(r));
       const uint8_t* words = p + S::scale_bytes + side * 64;
       auto word = [&](int i) __attribute__((always_inline)) {
-        I16 w[kSide], high[kSide];
-        for (int v = 0; v < kSide; ++v) {
+        I16 w[kSides], high[kSides];
+        for (int v = 0; v < kSides; ++v) {
           w[v] = i_load(words + i * 128 + v * 64);
           if (S::facts.bits == 4) high[v] = high_nibbles(w[v]), w[v] = low_nibbles(w[v]);
         }
         for (int r = 0; r < R; ++r) {
           const uint8_t* at = q.row(r) + 4 * i;
-          for (int v = 0; v < kSide; ++v) acc[r][v] = dot<F>(acc[r][v], w[v], at);
+          for (int v = 0; v < kSides; ++v) acc[r][v] = dot<F>(acc[r][v], w[v], at);
           if (S::facts.bits != 4) continue;
-          for (int v = 0; v < kSide; ++v) acc[r][v] = dot<F>(acc[r][v], high[v], at + S::group / 2);
+          for (int v = 0; v < kSides; ++v) acc[r][v] = dot<F>(acc[r][v], high[v], at + S::group / 2);
         }
       };
-      if (S::facts.bits == 4) {
-#pragma GCC unroll kUnroll
-        for (int i = 0; i < S::words; ++i) word(i);
-      } else {
 #pragma GCC unroll 8
-        for (int i = 0; i < S::words; ++i) word(i);
+      for (int i = 0; i < S::words; ++i) {
+        word(i);
+        for (int r = 0; r < R; ++r)
+          for (I16& a : acc[r]) settle(a);
       }
       if (S::short_sums)
         for (int r = 0; r < R; ++r)
           for (I16& a : acc[r]) a = widen_short(start<F>(facts.row(r)), a);
-      for (int v = 0; v < kSide; ++v) {
+      for (int v = 0; v < kSides; ++v) {
         const F16 scale = f_load_half(p + (side + v) * 32);
-        for (int r = 0; r < R; ++r)
-          sum[r][v] = f_fma(to_float(acc[r][v]), f_mul(scale, f_spread(facts.row(r))), sum[r][v]);
-        if (!S::minimum) continue;
-        const F16 minimum = f_load_half(p + 64 + (side + v) * 32);
-        for (int r = 0; r < R; ++r) sum[r][v] = f_fma(minimum, f_spread(facts.row(r) + offsetof(GroupFacts, sum)), sum[r][v]);
+        F16 minimum;
+        if (S::minimum) minimum = f_load_half(p + 64 + (side + v) * 32);
+        for (int r = 0; r < R; ++r) {
+          if (kKeeps) {
+            kept[r][v] = add_group<F>(kept[r][v], acc[r][v], scale, minimum, facts.row(r));
+          } else {
+            float* at = t.tile + r * 32 + (side + v) * 16;
+            f_store(at, add_group<F>(f_load(at), acc[r][v], scale, minimum, facts.row(r)));
+          }
+        }
       }
       q.advance(S::group);
       facts.advance(sizeof(GroupFacts));
     }
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < kSide; ++v) f_store(t.tile + r * 32 + (side + v) * 16, sum[r][v]);
+    if (kKeeps)
+      for (int r = 0; r < R; ++r)
+        for (int v = 0; v < kSides; ++v) f_store(t.tile + r * 32 + (side + v) * 16, kept[r][v]);
   }
 }
 
 template <Format F>
 TileKernel pick(int rows) {
   static constexpr TileKernel kernels[] = {
-      tile<F, 1>, tile<F, 2>, tile<F, 3>,
+      tile<F, 1>, tile<F, 2>, tile<F, 3>, tile<F, 4>,
 #if defined(__AVX512F__)
-      tile<F, 4>, tile<F, 5>, tile<F, 6>,
+      tile<F, 5>, tile<F, 6>,
 #endif
   };
   return kernels[rows - 1];
