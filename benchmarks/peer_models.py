@@ -51,7 +51,13 @@ def model_a(out: Path, embedded: Path) -> None:
     folder = out / "smollm2-135m-bf16"
     if not (folder / "model.safetensors").exists():
         where = {"pretrained_model_name_or_path": str(embedded.parent), "gguf_file": embedded.name}
-        transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16).save_pretrained(folder)
+        unpacked = transformers.GgufConfig(dequantize=True)
+        read = transformers.AutoModelForCausalLM.from_pretrained(
+            **where, quantization_config=unpacked, dtype=torch.float32
+        )
+        plain = transformers.AutoModelForCausalLM.from_config(read.config, dtype=torch.bfloat16)
+        plain.load_state_dict(read.state_dict())  # a model that was read from GGUF does not let itself be saved
+        plain.save_pretrained(folder)
         transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
     for suffix, kind in TYPES.items():
         target = out / f"smollm2-135m-{suffix}.gguf"
