@@ -24,63 +24,72 @@ constexpr int kStride = kBlock + 32;      // elements between rows of queries an
 constexpr int kScoreStride = kBlock + 16; // floats between rows of scores
 constexpr int kMaxPages = kBlock / 16;    // pages of a block at most
 
-// Registers: at most kColumns vectors of outputs by max_rows(columns) rows at once.
-constexpr int kColumns = W == 16 ? 4 : 2;
-constexpr int max_rows(int columns) {
-  return W == 16 ? (columns == 4 ? 6 : columns == 3 ? 8 : 12) : columns == 2 ? 4 : 8;
+// Registers: at most most_columns(rows) vectors of outputs by most_rows(columns) rows at once. A few rows take four vectors of
+// eight lanes: two lines of a page one after the other, which the processor's own prefetching likes better than every
+// other line.
+constexpr int kColumns = W == 4 ? 2 : 4;
+constexpr int most_columns(int rows) { return W == 8 && rows > 3 ? 2 : kColumns; }
+constexpr int most_rows(int columns) {
+  if (W == 16) return columns == 4 ? 6 : columns == 3 ? 8 : 12;
+  return columns == 4 ? 3 : columns == 3 ? 4 : columns == 2 ? 5 : 10;
 }
 
-// How a pair (2i, 2i+1) of the left side meets a pair of rows of the right side. `A` is the left side's element.
+// How a pair (2i, 2i+1) of the left side meets a pair of rows of the right side: in kSteps products, each of one element or
+// of both. `A` is the left side's element.
 struct PlainPairs {
   using A = float;
-  static constexpr int kDegree = 5;
-  struct Left {
-    Vf low, high;
-  };
-  struct Right {
-    Vf low, high;
-  };
-  static Left left(const A* a) { return {vset(a[0]), vset(a[1])}; }
-  static Vf dot(Vf sum, const Left& a, const Right& b) { return vfma(a.high, b.high, vfma(a.low, b.low, sum)); }
+  static constexpr int kDegree = 5, kSteps = 2;
+  static Vf left(const A* a, int step) { return vset(a[step]); }
+  static Vf dot(Vf sum, Vf a, Vf b) { return vfma(a, b, sum); }
   static void store(A* out, Vf x) { vstore(out, x); }
 };
 
 struct F32Pairs : PlainPairs {
-  static Right right(const uint8_t* b, int64_t pair_bytes) {
-    return {vload(reinterpret_cast<const float*>(b)), vload(reinterpret_cast<const float*>(b + pair_bytes / 2))};
+  static Vf right(const uint8_t* b, int64_t pair_bytes, int step) {
+    return vload(reinterpret_cast<const float*>(b + step * (pair_bytes / 2)));
   }
-  static Right right_low(const uint8_t* b, int64_t) { return {vload(reinterpret_cast<const float*>(b)), vzero()}; }
+  static Vf right_low(const uint8_t* b, int64_t pair_bytes) { return right(b, pair_bytes, 0); }
 };
 
 #if defined(__AVX512BF16__)
 struct Bf16Pairs {
   using A = uint16_t;
   static constexpr int kDegree = 4;  // 2.8e-6, far below the rounding of the weights to bf16
-  using Left = __m512bh;
-  using Right = __m512bh;
-  static Left left(const A* a) {
+  static constexpr int kSteps = 1;
+  static __m512bh left(const A* a, int) {
     int32_t pair;
     std::memcpy(&pair, a, 4);
-    return (Left)_mm512_set1_epi32(pair);
+    return (__m512bh)_mm512_set1_epi32(pair);
   }
-  static Right right(const uint8_t* b, int64_t) { return (Right)_mm512_loadu_si512(b); }
-  static Right right_low(const uint8_t* b, int64_t) {
-    return (Right)_mm512_and_si512(_mm512_loadu_si512(b), _mm512_set1_epi32(0xffff));
+  static __m512bh right(const uint8_t* b, int64_t, int) { return (__m512bh)_mm512_loadu_si512(b); }
+  static __m512bh right_low(const uint8_t* b, int64_t) {
+    return (__m512bh)_mm512_and_si512(_mm512_loadu_si512(b), _mm512_set1_epi32(0xffff));
   }
-  static Vf dot(Vf sum, Left a, Right b) { return _mm512_dpbf16_ps(sum, a, b); }
+  static Vf dot(Vf sum, __m512bh a, __m512bh b) { return _mm512_dpbf16_ps(sum, a, b); }
   static void store(A* out, Vf x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), (__m256i)_mm512_cvtneps_pbh(x));
   }
 };
 #else
+#if defined(__AVX2__) && !defined(__AVX512F__)
+alignas(32) const uint32_t kHighHalves[8] = {0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000,
+                                             0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000};
+#endif
 // Without the instruction: bf16 widened in registers, queries and weights stay float32.
 struct Bf16Pairs : PlainPairs {
-  static Right right(const uint8_t* b, int64_t) {
+  static Vf right(const uint8_t* b, int64_t, int step) {
     Lanes both;
     std::memcpy(&both, b, sizeof both);
-    return {from_bits(both << 16), from_bits(both & iset(static_cast<int32_t>(0xffff0000)))};
+    if (step == 0) return from_bits(both << 16);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    // The mask stays in memory: the register that it would take is one of the sums'.
+    asm("vpand %1, %0, %0" : "+x"(both) : "m"(kHighHalves));
+    return from_bits(both);
+#else
+    return from_bits(both & iset(static_cast<int32_t>(0xffff0000)));
+#endif
   }
-  static Right right_low(const uint8_t* b, int64_t pair_bytes) { return {right(b, pair_bytes).low, vzero()}; }
+  static Vf right_low(const uint8_t* b, int64_t pair_bytes) { return right(b, pair_bytes, 0); }
 };
 #endif
 
@@ -109,6 +118,32 @@ struct Right {
   int64_t pair_bytes;  // from one pair of rows to the next
 };
 
+// One step of a pair for all rows and columns. What there is fewer of, rows or columns, is held in registers.
+template <class Pairs, int R, int Columns>
+inline void add_step(Vf (&sum)[R][Columns], const typename Pairs::A* a, const uint8_t* b, int64_t pair_bytes, int step) {
+  if constexpr (R < Columns) {
+    decltype(Pairs::left(a, step)) left[R];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) left[r] = Pairs::left(a + r * kStride, step);
+#pragma GCC unroll 4
+    for (int v = 0; v < Columns; ++v) {
+      const auto right = Pairs::right(b + v * W * 4, pair_bytes, step);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) sum[r][v] = Pairs::dot(sum[r][v], left[r], right);
+    }
+  } else {
+    decltype(Pairs::right(b, pair_bytes, step)) right[Columns];
+#pragma GCC unroll 4
+    for (int v = 0; v < Columns; ++v) right[v] = Pairs::right(b + v * W * 4, pair_bytes, step);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const auto left = Pairs::left(a + r * kStride, step);
+#pragma GCC unroll 4
+      for (int v = 0; v < Columns; ++v) sum[r][v] = Pairs::dot(sum[r][v], left, right[v]);
+    }
+  }
+}
+
 // c[R][Columns vectors] = a (pairs from the first run's begin) x right.
 template <class Pairs, int R, int Columns, bool Fetch>
 void product(const typename Pairs::A* a, const Right& right, int64_t offset, float* c, int64_t c_stride) {
@@ -124,26 +159,19 @@ void product(const typename Pairs::A* a, const Right& right, int64_t offset, flo
     b = run.data + run.begin * pair_bytes + offset;
     const int64_t to_ahead = run.ahead - run.data;
     for (int32_t pair = run.begin; pair < run.end; ++pair, a += 2, b += pair_bytes) {
-      typename Pairs::Right kv[Columns];
+      if (Fetch)
 #pragma GCC unroll 4
-      for (int v = 0; v < Columns; ++v) {
-        kv[v] = Pairs::right(b + v * W * 4, pair_bytes);
-        if (Fetch) __builtin_prefetch(b + to_ahead + v * W * 4, 0, 2);
-      }
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        const typename Pairs::Left left = Pairs::left(a + r * kStride);
-#pragma GCC unroll 4
-        for (int v = 0; v < Columns; ++v) sum[r][v] = Pairs::dot(sum[r][v], left, kv[v]);
-      }
+        for (int byte = 0; byte < Columns * W * 4; byte += 64) __builtin_prefetch(b + to_ahead + byte, 0, 2);
+      add_step<Pairs, R, Columns>(sum, a, b, pair_bytes, 0);
+      if constexpr (Pairs::kSteps == 2) add_step<Pairs, R, Columns>(sum, a, b, pair_bytes, 1);
     }
   }
   if (right.odd) {
 #pragma GCC unroll 4
     for (int v = 0; v < Columns; ++v) {
-      const typename Pairs::Right kv = Pairs::right_low(b + v * W * 4, pair_bytes);
+      const auto kv = Pairs::right_low(b + v * W * 4, pair_bytes);
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) sum[r][v] = Pairs::dot(sum[r][v], Pairs::left(a + r * kStride), kv);
+      for (int r = 0; r < R; ++r) sum[r][v] = Pairs::dot(sum[r][v], Pairs::left(a + r * kStride, 0), kv);
     }
   }
 #pragma GCC unroll 16
@@ -171,7 +199,7 @@ void product_rows(int rows, bool fetch, const typename Pairs::A* a, const Right&
 template <class Pairs, int Columns>
 void product_columns(int rows, const typename Pairs::A* a, const Right& right, int64_t offset, float* c,
                      int64_t c_stride) {
-  constexpr int kMost = max_rows(Columns);
+  constexpr int kMost = most_rows(Columns);
   const int tiles = (rows + kMost - 1) / kMost, step = (rows + tiles - 1) / tiles;
   for (int r = 0; r < rows; r += step) {
     const int count = rows - r < step ? rows - r : step;
@@ -183,7 +211,8 @@ void product_columns(int rows, const typename Pairs::A* a, const Right& right, i
 template <class Pairs>
 void product_all(int rows, int first, int columns, const typename Pairs::A* a, const Right& right, float* c,
                  int64_t c_stride) {
-  const int tiles = (columns + kColumns - 1) / kColumns, step = tiles ? (columns + tiles - 1) / tiles : 1;
+  const int most = most_columns(rows);
+  const int tiles = (columns + most - 1) / most, step = tiles ? (columns + tiles - 1) / tiles : 1;
   for (int v = 0; v < columns; v += step) {
     const int64_t offset = static_cast<int64_t>(first + v) * W * 4;
     const int count = columns - v < step ? columns - v : step;
