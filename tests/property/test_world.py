@@ -13,6 +13,7 @@ from world.check import CHECKS, check_any
 from world.history import KINDS, Blow, Call, from_json, random_history
 from world.laws import ViolationError
 from world.play import play
+from world.seen import WANTED, Seen
 from world.shrink import failure_of, shrink
 
 CHUNK = 100
@@ -65,27 +66,24 @@ def test_the_same_history_plays_the_same_way() -> None:
 
 
 def test_the_histories_visit_what_they_are_for() -> None:
-    """Each kind of blow falls, each ending is seen often, in the first histories already."""
+    """Each kind of blow falls, each ending is seen often, and all that worlds are for happens, in 300 histories."""
     endings: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
-    codes: Counter[str] = Counter()
+    seen = Seen()
     for seed in range(300):
-        outcome = play(random_history(seed))
+        history = random_history(seed)
+        outcome = play(history)
         endings += outcome.counts
-        codes.update(answer.code for answer in outcome.answers if answer.code)
-        kinds.update(event.kind for event in random_history(seed).events if isinstance(event, Blow))
+        seen.update(outcome.seen)
+        kinds.update(event.kind for event in history.events if isinstance(event, Blow))
     assert set(kinds) == set(KINDS)
     assert min(endings[name] for name in ("served", "refused", "expired", "left", "failed")) >= 30
-    wanted = {
-        "deadline_exceeded",
-        "engine_dead",
-        "numerical_error",
-        "step_failed",
-        "queue_full",
-        "starting",
-        "draining",
-    }
-    assert wanted <= set(codes)
+    assert not [name for name in WANTED if not seen[name]], "these never happened"
+
+
+def test_what_worlds_are_not_for_is_not_counted() -> None:
+    with pytest.raises(KeyError, match="no such thing"):
+        Seen().note("no such thing")
 
 
 def test_a_failing_history_is_made_small() -> None:

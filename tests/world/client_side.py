@@ -17,6 +17,9 @@ from world.history import END_TOKEN, NUM_TOKENS, Call
 
 MODEL = "world"
 KEYS = ["sk-world-one", "sk-world-two", "sk-world-three"]
+_FIRST_LETTER = ord("A")
+_MANY = 32
+"""Messages more than which the server leaves a conversation to a thread."""
 _WORDS = [
     b"a",
     b"b",
@@ -76,7 +79,23 @@ def body_of(call: Call) -> dict[str, Any]:
     wrong: dict[str, Any] = {"temperature": -1.0, "model": "other", "prompt": [], "n": 100_000}
     if call.bad:
         body[call.bad] = wrong[call.bad]
+    if call.chat:
+        letters = "".join(chr(_FIRST_LETTER + token) for token in body.pop("prompt"))
+        body["messages"] = [{"role": "user", "content": text} for text in (letters, *[""] * _MANY)] if letters else []
     return body
+
+
+class Conversation:
+    """Takes the place of a model's chat template and of its tokenizer: a letter is a token."""
+
+    def __init__(self, messages: Iterable[dict[str, Any]] = ()) -> None:
+        self._text = "".join(message["content"] for message in messages)
+
+    def render(self, messages: Iterable[dict[str, Any]], opens: bool, goes_on: bool, *, options: Any) -> "Conversation":
+        return Conversation(messages)
+
+    def encode(self, tokenizer: Any) -> list[int]:
+        return [ord(letter) - _FIRST_LETTER for letter in self._text]
 
 
 class Answer:
@@ -112,7 +131,7 @@ class Answer:
             self._read_events()
         elif self.status == 200:
             for choice in json.loads(self.body)["choices"] if self.closed else []:
-                self._note(choice["index"], choice["text"], choice["finish_reason"])
+                self._note(choice["index"], _text_of(choice), choice["finish_reason"])
         elif self.closed and self.status != 499:
             self._note_error(json.loads(self.body)["error"])
 
@@ -128,7 +147,7 @@ class Answer:
             if "error" in chunk:
                 self._note_error(chunk["error"])
             for choice in chunk.get("choices", ()):
-                self._note(choice["index"], choice["text"], choice["finish_reason"])
+                self._note(choice["index"], _text_of(choice), choice["finish_reason"])
 
     def _note(self, index: int, text: str, reason: str | None) -> None:
         assert index not in self.reasons, f"choice {index} was told something after its end"
@@ -140,10 +159,20 @@ class Answer:
         self.code, self.message = error["code"] or error["type"], error["message"]
 
 
-class Caller:
-    """Sends one call and reads its answer."""
+def _text_of(choice: dict[str, Any]) -> str:
+    """The text in a choice of any of the four kinds of answer."""
+    if "text" in choice:
+        return str(choice["text"])
+    return choice.get("delta", choice.get("message", {})).get("content") or ""
 
-    def __init__(self, app: Any, answer: Answer, on_leave: Callable[[], None] = lambda: None) -> None:
+
+class Caller:
+    """Sends one call and reads its answer. place: what of it happens now, as far as the caller knows."""
+
+    def __init__(self, app: Any, answer: Answer, on_leave: Callable[["Caller"], None], thread_s: float) -> None:
+        """on_leave: called when the sender hangs up. thread_s: how long text work takes."""
+        self.place = "connecting"
+        self._thread_s = thread_s
         self.answer = answer
         self._on_leave = on_leave
         self._app = app
@@ -155,7 +184,9 @@ class Caller:
     async def run(self) -> None:
         """The whole call; the answer is complete afterwards."""
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._call.leaves_s, self._leave) if self._call.leaves_s is not None else None
+        timer = loop.call_later(self._call.leaves_s, self.leave) if self._call.leaves_s is not None else None
+        if self._call.leaves_s == 0:
+            self.leave()
         try:
             await self._app(self._scope(), self._receive, self._send)
         finally:
@@ -167,21 +198,24 @@ class Caller:
     def _scope(self) -> dict[str, Any]:
         tenant = self._call.tenant
         key = KEYS[tenant] if tenant >= 0 else "sk-nobody-of-ours"
+        path = "/v1/chat/completions" if self._call.chat else "/v1/completions"
         headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
         return {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
-            "path": "/v1/completions", "raw_path": b"/v1/completions", "query_string": b"", "root_path": "",
+            "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
             "headers": [*headers, (b"authorization", f"Bearer {key}".encode())], "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 2), "state": {},
         }  # fmt: skip
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Hang up."""
         if not self._gone.is_set():
             self._gone.set()
-            self._on_leave()
+            self._on_leave(self)
 
     async def _receive(self) -> dict[str, Any]:
         if not self._body_read:
+            self._enter("arriving", self._call.body_s)
             if self._call.body_s:
                 try:
                     async with asyncio.timeout(self._call.body_s):
@@ -190,6 +224,8 @@ class Caller:
                     pass
             if not self._gone.is_set():
                 self._body_read = True
+                self._enter("tokenizing", self._thread_s)
+                self.place = ""
                 data = json.dumps(body_of(self._call)).encode()
                 return {"type": "http.request", "body": data, "more_body": False}
         if not self.answer.closed:
@@ -219,8 +255,11 @@ class Caller:
         """Read an event, or not, or hang up."""
         call = self._call
         self._num_events += 1
+        self.place = ""
+        if self._reads_slowly():
+            self._enter("paused", call.read_s or 1.0)
         if call.leaves_after is not None and self._num_events >= call.leaves_after:
-            self._leave()
+            self.leave()
         elif call.stops_after is not None and self._num_events > call.stops_after:
             await self._gone.wait()
         elif call.read_s:
@@ -229,6 +268,16 @@ class Caller:
                     await self._gone.wait()
             except TimeoutError:
                 pass
+
+    def _enter(self, place: str, lasts_s: float) -> None:
+        """Be somewhere for so long; leave in the midst of it, if that is what the sender does."""
+        self.place = place
+        if self._call.leaves_in == place:
+            asyncio.get_running_loop().call_later(lasts_s / 2, self.leave)
+
+    def _reads_slowly(self) -> bool:
+        call = self._call
+        return bool(call.read_s) or (call.stops_after is not None and self._num_events > call.stops_after)
 
 
 def oracle(call: Call, choice: int, rule: Rule, max_model_len: int) -> tuple[list[int], str, str]:

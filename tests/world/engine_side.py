@@ -25,6 +25,7 @@ from sayfa.core.limits import Limits
 from sayfa.core.page_pool import PagePool
 from sayfa.core.policy import FairPolicy, Policy, PriorityPolicy
 from sayfa.core.scheduler import Scheduler
+from sayfa.core.sequence import Sequence
 from sayfa.engine.engine import Engine
 from sayfa.engine.process import EngineLoop
 from sayfa.wire.codec import encode
@@ -35,6 +36,7 @@ from world.history import NUM_TOKENS, Call, Setting
 from world.loop import VirtualClock
 from world.pipes import EngineEnd, Pipe
 from world.runner import PAGE_SIZE, DeathError, EngineClock, SpoiledRunner
+from world.seen import Seen
 
 MAX_IDLE_STEPS = 64
 """F25: so many steps without any progress while something waits are a standstill."""
@@ -77,8 +79,9 @@ class WorldProcess:
         self.runner: SpoiledRunner | None = None
         self.frozen_until_s = 0.0
         self._host = host
-        self._start = start
-        self._loading = True
+        self.start = start
+        self.loading = True
+        self.num_forced = 0
         self._read_bytes = 0
         self._clock = EngineClock(host.clock, host.rnd.choice([-4_000.0, 0.0, 1e6]))
         self._link: Link | None = None
@@ -112,7 +115,7 @@ class WorldProcess:
 
     def kill(self) -> None:
         """What the client does to an engine that does not get on."""
-        if self._loading and self._start != "hangs":
+        if self.loading and self.start != "hangs":
             self._host.broken.append("an engine was ended though its load got on")
         self.die()
 
@@ -168,6 +171,7 @@ class WorldProcess:
     def _finish(self, code: int) -> None:
         self.exit_code = code
         self._exited.set()
+        self._host.note_death(self)
         self._to_client.close(self._end_of_stream)
         self._host.died(self)
 
@@ -177,7 +181,8 @@ class WorldProcess:
         await self._load()
         self.engine = self._build()
         self._connection.send(encode(Hello(self.engine.info)))
-        self._loading = False
+        self.loading = False
+        self._host.seen.note("a slow load", self.start == "slow")
         self._loop = EngineLoop(self.engine, self._connection, self._clock)  # type: ignore[arg-type]
         try:
             while await self._turn(self._loop, self.engine):
@@ -192,11 +197,11 @@ class WorldProcess:
 
     async def _load(self) -> None:
         self._connection.send(encode(Starting("read", 0.0)))
-        if self._start == "dies":
+        if self.start == "dies":
             raise DeathError
-        if self._start == "hangs":
+        if self.start == "hangs":
             await asyncio.Event().wait()
-        if self._start == "slow":
+        if self.start == "slow":
             for part in range(SLOW_PARTS):
                 await asyncio.sleep(SLOW_PART_S)
                 if part % 2:
@@ -235,6 +240,7 @@ class WorldProcess:
             goes_on = loop.turn()
         finally:
             self._check(engine)
+        self._host.after_turn()
         return goes_on
 
     async def _wait_for_news(self, wait_s: float | None) -> None:
@@ -249,6 +255,7 @@ class WorldProcess:
             return  # a fault ended the process in the middle of a step; nobody will ever see this state
         engine.audit()
         self._host.turns += 1
+        self._host.seen.note_turn(scheduler, self.num_forced)
         roster = scheduler._roster
         limit = self._host.setting.max_queued_requests
         assert roster.waiting.num_new <= limit, f"{roster.waiting.num_new} requests wait, the limit is {limit}"
@@ -258,7 +265,7 @@ class WorldProcess:
             assert not self.runner.rows, "an engine without work holds rows"
         self._check_owners(scheduler)
         self._check_wanted(scheduler)
-        moved = bool(scheduler._last.rows) or not scheduler.num_waiting
+        moved = bool(scheduler._last.rows) or not engine.has_work
         self._idle_steps = 0 if moved else self._idle_steps + 1
         assert self._idle_steps < MAX_IDLE_STEPS, "something waits and nothing moves"
 
@@ -317,6 +324,8 @@ class Host:
         self.turns = 0
         self.deaths_s: list[float] = []
         self.processes: list[WorldProcess] = []
+        self.seen = Seen()
+        self.after_turn: Callable[[], None] = lambda: None
         self.gone_s: Callable[[int], float | None] = lambda seed: None
 
     def spawn(self, command: list[str], first_frame: bytes) -> WorldProcess:
@@ -331,6 +340,24 @@ class Host:
     @property
     def current(self) -> WorldProcess | None:
         return self.processes[-1] if self.processes and self.processes[-1].exit_code is None else None
+
+    def branches_of(self, seed: int) -> list[Sequence]:
+        """What the engine holds of the calls with a seed."""
+        process = self.current
+        if process is None or process.engine is None:
+            return []
+        states = process.engine._scheduler._roster.requests.values()
+        return [branch for state in states if state.params.seed == seed for branch in state.branches]
+
+    def note_death(self, process: WorldProcess) -> None:
+        """What a process was at when it ended by force."""
+        if process.exit_code == 0:
+            return
+        busy = process.engine is not None and process.engine.has_work
+        self.seen.note("death while loading", process.loading)
+        self.seen.note("death of a busy engine", busy)
+        self.seen.note("death of an idle engine", not busy and not process.loading)
+        self.seen.note("a load that hung", process.loading and process.start == "hangs")
 
     def died(self, process: WorldProcess) -> None:
         self.deaths_s.append(self.clock.monotonic())

@@ -13,9 +13,11 @@ class Disk(StringIO):
     def __init__(self) -> None:
         super().__init__()
         self.is_full = False
+        self.num_refused = 0
 
     def write(self, text: str) -> int:
         if self.is_full:
+            self.num_refused += 1
             raise OSError(28, "No space left on device")
         return len(text)
 

@@ -18,6 +18,9 @@ FAULTS = (
     "process.before_handle", "process.before_send", "client.before_send", "client.before_deliver",
     "client.before_spawn",
 )  # fmt: skip
+PHASES = ("arriving", "tokenizing", "queued", "prefill", "decode", "preempted", "paused")
+"""Where a call can be when its sender hangs up: its body is on its way, becomes ids, waits for its turn, is computed,
+has lost its pages, or is not read."""
 DECADE_S = 10 * 365.25 * 86400
 
 
@@ -26,7 +29,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="c
 
     seed names the call: no two calls of a history share it, except that a retry repeats all of a call. more: further
     prompts of the same request. tenant: number of the key; -1 is a key that is not ours. bad: a field that is set to a
-    value nobody may ask for.
+    value nobody may ask for. chat: it is a conversation, which becomes ids on a thread of the server's.
     body_s: how long the body takes to come. read_s: how long each event takes to be read; stops_after: events after
     which nothing is read any more. leaves_s, leaves_after: seconds after the start, or events, after which the sender
     hangs up. spoil: "nan" (its logits are not finite), "raise" (a step with it fails) or "die" (it kills the engine),
@@ -49,11 +52,13 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="c
     salt: str | None = None
     deadline_s: float | None = None
     bad: str = ""
+    chat: bool = False
     body_s: float = 0.0
     read_s: float = 0.0
     stops_after: int | None = None
     leaves_s: float | None = None
     leaves_after: int | None = None
+    leaves_in: str = ""
     spoil: str = ""
     spoil_after: int = 0
 
@@ -91,6 +96,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     latency_s: float = 0.001
     chop: bool = False
     start_s: float = 0.5
+    thread_s: float = 0.0
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +130,10 @@ def random_history(seed: int, *, most_calls: int = 10, blows: tuple[str, ...] | 
         weights = [KINDS[kind] for kind in kinds]
         for kind in rnd.choices(kinds, weights, k=rnd.choice([0, 1, 1, 2, 3])):
             falls.append(random_blow(rnd, kind, span_s))
+    for call in calls:
+        if call.leaves_in == "preempted" and "preempt" in kinds:  # it happens to few by itself
+            moments = [call.at_s + on_grid(rnd.uniform(0, 0.5)) for _ in range(4)]
+            falls += [Blow(at_s=at_s, kind="preempt", nth=rnd.randint(0, 3)) for at_s in moments]
     return History(seed=seed, setting=setting, events=sorted([*calls, *falls], key=lambda event: event.at_s))
 
 
@@ -141,6 +151,7 @@ def random_setting(rnd: random.Random) -> Setting:
         latency_s=rnd.choice([0.0, 0.001, 0.01]),
         chop=rnd.random() < 0.5,
         start_s=rnd.choice([0.0, 0.3]),
+        thread_s=rnd.choice([0.0, 0.01, 0.1]),
     )
 
 
@@ -152,11 +163,14 @@ def random_call(rnd: random.Random, index: int, span_s: float, setting: Setting)
     leaves = rnd.random()
     slow = rnd.random()
     spoil = rnd.random()
+    chat = rnd.random() < 0.2
     return Call(
         at_s=on_grid(rnd.uniform(0, span_s)),
         seed=rnd.randrange(1 << 30) * 64 + index,
         prompt=prompt,
-        more=[prompt[: rnd.randint(1, length)], [rnd.randrange(NUM_TOKENS)]] if rnd.random() < 0.12 else [],
+        more=[prompt[: rnd.randint(1, length)], [rnd.randrange(NUM_TOKENS)]]
+        if rnd.random() < 0.12 and not chat
+        else [],
         tenant=rnd.choice([0, 0, 0, 1, 1, 2, -1]) if rnd.random() < 0.5 else 0,
         stream=rnd.random() < 0.7,
         n=rnd.choice([1, 1, 1, 2, 3]),
@@ -169,20 +183,22 @@ def random_call(rnd: random.Random, index: int, span_s: float, setting: Setting)
         salt=rnd.choice([None, None, "other"]),
         deadline_s=on_grid(rnd.choice([0.05, 0.3, 2.0, 20.0])) if rnd.random() < 0.25 else None,
         bad=rnd.choice(["temperature", "model", "prompt", "n"]) if rnd.random() < 0.08 else "",
+        chat=chat,
         body_s=on_grid(rnd.uniform(0, 0.3)) if rnd.random() < 0.1 else 0.0,
         read_s=0.05 if slow < 0.1 else 0.0,
         stops_after=rnd.randrange(4) if slow > 0.96 else None,
-        leaves_s=on_grid(rnd.uniform(0, 0.6)) if leaves < 0.15 else None,
-        leaves_after=rnd.randint(1, 8) if leaves > 0.9 else None,
+        leaves_s=0.0 if leaves < 0.02 else on_grid(rnd.uniform(0.005, 0.6)) if leaves < 0.12 else None,
+        leaves_after=rnd.randint(1, 8) if leaves > 0.95 else None,
+        leaves_in=rnd.choice((*PHASES, "preempted")) if 0.8 < leaves <= 0.95 else "",
         spoil="nan" if spoil < 0.06 else "raise" if spoil < 0.12 else "die" if spoil < 0.15 else "",
         spoil_after=rnd.choice([0, 0, 1, 3]),
     )
 
 
 KINDS: dict[str, float] = {
-    "kill": 3, "raise": 3, "die": 3, "freeze": 0.5, "stall": 1, "wall": 1, "slow_link": 1, "reset_cache": 2,
-    "preempt": 4, "no_start": 1, "full_disk": 1, "scrape": 2, "garble": 0.5, "drain": 1.5, "sigterm": 0.5,
-    "hang_load": 0.5, "slow_load": 0.5,
+    "kill": 3, "raise": 3, "die": 3, "freeze": 0.5, "stall": 1, "wall": 2, "slow_link": 1, "reset_cache": 2,
+    "preempt": 4, "no_start": 1.5, "full_disk": 1, "scrape": 2, "garble": 1, "drain": 1.5, "sigterm": 0.5,
+    "hang_load": 0.7, "slow_load": 0.7,
 }  # fmt: skip
 
 
@@ -248,5 +264,5 @@ def _quiet(call: Call) -> Call:
     """The same call from a patient client with a right key who makes no mistakes."""
     return msgspec.structs.replace(
         call, tenant=max(call.tenant, 0), bad="", body_s=0.0, read_s=0.0, stops_after=None, leaves_s=None,
-        leaves_after=None, deadline_s=None, spoil="", max_tokens=min(call.max_tokens, 10),
+        leaves_after=None, leaves_in="", deadline_s=None, spoil="", max_tokens=min(call.max_tokens, 10),
     )  # fmt: skip

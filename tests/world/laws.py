@@ -66,14 +66,14 @@ class Laws:
         for branch, text in answer.texts.items():
             self._check_text(answer, branch, text, name)
         if answer.left:
-            leaves = call.leaves_s is not None or call.leaves_after is not None
+            leaves = call.leaves_s is not None or call.leaves_after is not None or bool(call.leaves_in)
             demand(leaves, f"{name}: was left alone")
             return
         if not answer.closed:
             demand(call.stops_after is not None, f"{name}: the answer never ended")
             return
         if call.deadline_s is not None and self._is_punctual(call):
-            limit_s = max(call.deadline_s, call.body_s) + self._late_s
+            limit_s = max(call.deadline_s, call.body_s + self._history.setting.thread_s) + self._late_s
             demand(took_s <= limit_s, f"{name}: took {took_s:.3f} s of {call.deadline_s}")
         if answer.served:
             demand(
@@ -160,7 +160,9 @@ class Laws:
         refused_early = [answer for answer in draining if answer.message.startswith("The server")]
         num_left = sum(not answer.closed for answer in own)
         seen = Counter(ending_of(answer) for answer in own if answer.closed)
-        low, high = len(own) - len(refused_early), len(own)
+        drained_s = self._facts.drained_s
+        refused_nobody = [a for a in own if a.status is None and drained_s is not None and a.ended_s >= drained_s]
+        low, high = len(own) - len(refused_early) - len(refused_nobody), len(own)
         demand(low <= books["received"] <= high, f"{books['received']} received, {low} to {high} were sent")
         demand(books["in_flight"] == 0, f"{books['in_flight']} are in flight at the end")
         served = books["stop"] + books["length"]

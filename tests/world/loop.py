@@ -1,8 +1,8 @@
 """An asyncio event loop on virtual time: nothing waits, time jumps to the next timer, and one seed gives one history.
 
-Used by `world.play`. It has no sockets, no threads and no signals: what would need one raises. Executor jobs run at
-once, in order. What asyncio would only mention to a log (an exception that nobody saw, an async generator that was
-left to the garbage collector) is collected in `complaints`, since each of them is a leak.
+Used by `world.play`. It has no sockets, no threads and no signals: what would need one raises. Executor jobs take
+`thread_s` each, side by side. What asyncio would only mention to a log (an exception that nobody saw, an async
+generator that was left to the garbage collector) is collected in `complaints`, since each of them is a leak.
 """
 
 import asyncio
@@ -60,10 +60,12 @@ class _NoSelector:
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """The loop. `turns`: how often it went round; a bound on it ends worlds that spin without time passing."""
+    """The loop. most_turns: a bound that ends worlds which spin without time passing. num_jobs: of executors, now."""
 
-    def __init__(self, clock: VirtualClock, most_turns: int = 200_000) -> None:
+    def __init__(self, clock: VirtualClock, thread_s: float = 0.0, most_turns: int = 200_000) -> None:
         super().__init__()
+        self.num_jobs = 0
+        self._thread_s = thread_s
         self.complaints: list[str] = []
         self._clock = clock
         self._selector = _NoSelector(clock, lambda: self._scheduled[0].when())
@@ -81,12 +83,25 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return super().call_at(round(when, 6), callback, *args, context=context)
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":  # type: ignore[override]
-        """Do the job now; its future is done when the caller first awaits it."""
+        """Do the job when its time is over; who does not wait for it any more does not keep it from being done."""
         done: asyncio.Future[Any] = self.create_future()
-        try:
-            done.set_result(func(*args))
-        except Exception as error:
-            done.set_exception(error)
+        self.num_jobs += 1
+
+        def work() -> None:
+            self.num_jobs -= 1
+            try:
+                result = func(*args)
+            except Exception as error:
+                if not done.cancelled():
+                    done.set_exception(error)
+            else:
+                if not done.cancelled():
+                    done.set_result(result)
+
+        if self._thread_s:
+            self.call_at(self.time() + self._thread_s, work)
+        else:
+            work()
         return done
 
     def _process_events(self, event_list: list[Any]) -> None:

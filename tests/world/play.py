@@ -25,17 +25,19 @@ from typing import Any
 from sayfa.base.config import ServerOptions
 from sayfa.base.errors import EngineDead
 from sayfa.base.faults import armed
+from sayfa.engine.engine import Engine
 from sayfa.server.app import create_app
 from sayfa.server.context import TextTools
 from sayfa.server.serve import Ending
 from sayfa.wire.process_client import ProcessClient
 from sayfa.wire.supervisor import MAX_RESTARTS
-from world.client_side import KEYS, MODEL, Answer, Caller, Letters, make_rule
-from world.engine_side import Host
+from world.client_side import KEYS, MODEL, Answer, Caller, Conversation, Letters, make_rule
+from world.engine_side import Host, WorldProcess
 from world.harm import ACTIONS, LogOnDisk
 from world.history import Blow, Call, History
 from world.laws import Facts, Laws, ViolationError, demand, ending_of
 from world.loop import VirtualClock, VirtualLoop
+from world.seen import Seen, phase_of
 
 PATIENCE_S = 900.0
 """Longer than all deadlines, back-offs and limits of a history together; who still waits then waits for ever."""
@@ -48,11 +50,15 @@ _BOOKS = {
 
 
 class Outcome:
-    """What a history led to. digest: equal for equal runs. counts: calls by ending. turns: of the engine loop."""
+    """What a history led to.
 
-    def __init__(self, answers: list[Answer], turns: int) -> None:
+    digest: equal for equal runs. counts: calls by ending. turns: of the engine loop. seen: how often what happened.
+    """
+
+    def __init__(self, answers: list[Answer], turns: int, seen: Seen) -> None:
         self.answers = answers
         self.turns = turns
+        self.seen = seen
         self.counts = Counter(ending_of(answer) for answer in answers)
         lines = [
             f"{a.call.seed} {a.status} {a.code} {a.started_s:.6f} {a.ended_s:.6f} {a.left} {sorted(a.texts.items())}"
@@ -72,6 +78,7 @@ class World:
         self._rule = make_rule()
         calls = {event.seed: event for event in history.events if isinstance(event, Call)}
         self._host = Host(clock, self._rnd, history.setting, self._rule, calls)
+        self._seen = self._host.seen
         self._begun_s = clock.monotonic()
         self._stalls: list[tuple[float, float]] = []
         self._facts = Facts(absences=[[self._begun_s, math.inf]], deaths_s=self._host.deaths_s)
@@ -79,6 +86,8 @@ class World:
         self._stack = contextlib.ExitStack()
         self._log = LogOnDisk()
         self.answers: list[Answer] = []
+        self._callers: dict[Caller, Call] = {}
+        self._host.after_turn = self._let_leave
         self._open: Counter[int] = Counter()
         self._gone_s: dict[int, float] = {}
         self._host.gone_s = lambda seed: None if self._open[seed] else self._gone_s.get(seed)
@@ -88,7 +97,7 @@ class World:
     async def run(self) -> Outcome:
         """Play it and check the laws."""
         self._client = client = ProcessClient(["engine"], b"{}", self._clock, self._host.spawn)
-        tools = TextTools(Letters(), None)  # type: ignore[arg-type]
+        tools = TextTools(Letters(), Conversation())  # type: ignore[arg-type]
         options = ServerOptions(api_key=KEYS, log_stats_interval=0.0, vllm_metric_names=False, shutdown_timeout=5.0)
         app = create_app(client, tools, options, [MODEL], "0", clock=self._clock, rng=self._rnd)
         self._context = context = app.state.context
@@ -102,12 +111,15 @@ class World:
                 await self._play_events(app)
                 self._check_books()
                 await self._end_well()
+        self._seen.note("a log line lost to a full disk", self._log.disk.num_refused)
+        self._seen.note("engine given up", self._client.state == "failed")
         gc.collect()  # so that what nobody will ever look at complains now, and not in another history
         self._check_end()
         for answer in self.answers:
             self._laws.check_answer(answer)
+            self._seen.note_answer(answer)
         self._laws.check_counts(self.answers, self._books())
-        return Outcome(self.answers, self._host.turns)
+        return Outcome(self.answers, self._host.turns, self._seen)
 
     async def _let_start(self) -> None:
         """Wait for the engine, unless something keeps it from starting in time."""
@@ -122,6 +134,8 @@ class World:
             await self._sleep_until(begun_s + event.at_s)
             if isinstance(event, Call):
                 answer = Answer(event, self._loop.time())
+                same = bool(self.answers) and self.answers[-1].started_s == answer.started_s
+                self._seen.note("calls at the same moment", same)
                 self.answers.append(answer)
                 tasks.append(asyncio.ensure_future(self._call(app, answer)))
             else:
@@ -135,8 +149,14 @@ class World:
 
     async def _call(self, app: Any, answer: Answer) -> None:
         seed = answer.call.seed
+        self._seen.note_call(answer.call)
+        self._seen.note("a retry", seed in self._open)
         self._open[seed] += 1
         here = True
+
+        def left(caller: Caller) -> None:
+            self._seen.note(f"left while {self._phase_of(caller, answer.call)}")
+            gone()
 
         def gone() -> None:
             nonlocal here
@@ -145,9 +165,21 @@ class World:
             self._gone_s[seed] = self._loop.time()
 
         try:
-            await Caller(app, answer, gone).run()
+            caller = Caller(app, answer, left, self._history.setting.thread_s)
+            self._callers[caller] = answer.call
+            await caller.run()
         finally:
+            self._callers.pop(caller, None)
             gone()
+
+    def _phase_of(self, caller: Caller, call: Call) -> str:
+        return caller.place or phase_of(self._host.branches_of(call.seed), self._loop.num_jobs > 0)
+
+    def _let_leave(self) -> None:
+        """Whoever hangs up in a phase in which the engine has his call now does so."""
+        for caller, call in list(self._callers.items()):
+            if call.leaves_in and self._phase_of(caller, call) == call.leaves_in:
+                caller.leave()
 
     async def _sleep_until(self, at_s: float) -> None:
         if self._loop.time() < at_s:
@@ -194,22 +226,29 @@ class World:
                 self._facts.faults.append(blow.point)
                 self._stack.enter_context(armed(blow.point, ACTIONS[blow.kind, blow.point[:6]], nth=blow.nth))
             case "freeze" if process is not None:
+                self._seen.note("a standstill of the engine")
                 process.frozen_until_s = now_s + blow.seconds
                 self._stalls.append((now_s, blow.seconds))
             case "stall":
                 self._stalls.append((now_s, blow.seconds))
+                self._seen.note("a standstill of all")
                 self._clock.advance(blow.seconds)
             case "garble" if process is not None:
                 self._facts.faults.append("garble")
                 process.garble()
             case "wall":
+                self._seen.note("calendar forward" if blow.seconds > 0 else "calendar back")
                 self._clock.jump_wall(blow.seconds)
             case "slow_link" if process is not None:
+                self._seen.note("a slow link")
                 process.slow_down(blow.seconds)
             case "reset_cache":
+                holds = process is not None and process.engine is not None
+                cached = process.engine._scheduler.cache.pool.num_cached if holds else 0
+                self._seen.note("cached pages forgotten on demand", bool(cached))
                 self._client.reset_cache()
             case "preempt" if process is not None and process.engine is not None:
-                self._preempt(process.engine, blow.nth)
+                self._preempt(process, process.engine, blow.nth)
             case "no_start":
                 self._host.starts += ["dies"] * blow.nth
             case "hang_load" | "slow_load":
@@ -224,17 +263,21 @@ class World:
             case "drain":
                 self._drain()
             case "sigterm" if process is not None:
+                self._seen.note("engine told to end")
                 process.sigterm()
                 self._facts.faults.append("sigterm")
 
-    def _preempt(self, engine: Any, nth: int) -> None:
+    def _preempt(self, process: WorldProcess, engine: Engine, nth: int) -> None:
         running = engine._scheduler._roster.running
         if running and engine._scheduler._plan is None:
-            engine._scheduler.preempt(running[nth % len(running)].id, engine._clock.monotonic())
+            name = running[nth % len(running)].id
+            process.num_forced += engine._scheduler.preempt(name, engine._clock.monotonic())
+            self._seen.note("preempted on demand")
 
     def _drain(self) -> None:
         if self._facts.drained_s is None:
             self._facts.drained_s = self._loop.time()
+            self._seen.note("drained with work", len(self._client._streams) > 0)
         self._ending.asked()
 
     # ------------------------------------------------------------------------------------------- laws
@@ -276,7 +319,7 @@ class World:
 def play(history: History) -> Outcome:
     """Play a history to its end. Raises ViolationError, or what broke."""
     clock = VirtualClock()
-    loop = VirtualLoop(clock)
+    loop = VirtualLoop(clock, history.setting.thread_s)
     asyncio.set_event_loop(loop)
     with _own_garbage():
         main = loop.create_task(World(history, clock, loop).run())
