@@ -194,12 +194,18 @@ class LLM:
                     open_jobs[request.id] = job
                 for output in engine.step().outputs:
                     job_or_none = open_jobs.get(output.id)
-                    if job_or_none is not None and job_or_none.take(output):
+                    if job_or_none is None:
+                        continue
+                    if job_or_none.take(output):
                         del open_jobs[output.id]
-                        engine.abort([output.id])  # branches may go on that a stop string has ended here
+                        engine.abort(
+                            [output.id]
+                        )  # a stop string ended the last of it, of which the engine does not know
                         done += 1
                         if on_progress is not None:
                             on_progress(done, len(jobs))
+                    elif job_or_none.stopped(output):
+                        engine.abort([output.id], [output.branch])
         finally:
             self._clear(list(open_jobs))
         return [job.result() for job in jobs]
@@ -260,6 +266,10 @@ class _Job:
         if not branch.done:
             branch.take(output)
         return all(branch.done for branch in self._branches)
+
+    def stopped(self, output: EngineOutput) -> bool:
+        """Whether a stop string has ended this output's branch while the engine goes on with it."""
+        return output.finish is None and self._branches[output.branch].stop_string is not None
 
     @property
     def text(self) -> str:

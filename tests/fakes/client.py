@@ -45,7 +45,10 @@ def echo_prompt(request: Request, branch: int) -> list[int]:
 
 
 class FakeEngineClient:
-    """Scripted engine. `aborted`, `requests`: what the server did. `hold`: an unset event stops all progress."""
+    """Scripted engine. `aborted`, `paused` (which stops nothing here), `requests`: what the server did.
+
+    hold: an unset event stops all progress.
+    """
 
     def __init__(self, script: Script = echo_prompt, **info: object) -> None:
         self._script = script
@@ -54,6 +57,8 @@ class FakeEngineClient:
         self.latest: StepStats | None = None
         self.requests: list[Request] = []
         self.aborted: list[str] = []
+        self.aborted_branches: list[tuple[str, int]] = []
+        self.paused: list[tuple[str, bool]] = []
         self.drained: float | None = None
         self.closed = False
         self.hold = asyncio.Event()
@@ -62,7 +67,7 @@ class FakeEngineClient:
         self.since_step_s = 0.0
         self.expected_step_s = 0.01
         self._callbacks: list[Callable[[Outputs], None]] = []
-        self._streams = RequestStreams(SystemClock(), self._note_abort)
+        self._streams = RequestStreams(SystemClock(), self._note_abort, self._note_pause)
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
@@ -80,7 +85,10 @@ class FakeEngineClient:
         finally:
             await outputs.aclose()  # type: ignore[attr-defined]
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, branches: list[int] | None = None) -> None:
+        if branches is not None:
+            self.aborted_branches += [(request_id, branch) for branch in branches]
+            return
         self._streams.close(request_id)
         self._note_abort(request_id)
 
@@ -107,6 +115,9 @@ class FakeEngineClient:
         """End every stream as an engine's death does."""
         self.state = "dead"
         self._streams.fail_all(EngineDead)
+
+    def _note_pause(self, request_id: str, on: bool) -> None:
+        self.paused.append((request_id, on))
 
     def _note_abort(self, request_id: str) -> None:
         self.aborted.append(request_id)

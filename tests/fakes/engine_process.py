@@ -41,6 +41,7 @@ class CountingEngine:
         self._options = options
         self._rows: dict[tuple[str, int], list[int]] = {}
         self._requests: dict[str, Request] = {}
+        self._paused: set[tuple[str, int]] = set()
         self._steps = 0
         self.info = EngineInfo(
             model="counting", architecture="none", dtype="none", kv_dtype="none", vocab_size=1 << 30,
@@ -52,6 +53,10 @@ class CountingEngine:
 
     @property
     def has_work(self) -> bool:
+        return bool(self._rows.keys() - self._paused)
+
+    @property
+    def has_requests(self) -> bool:
         return bool(self._rows)
 
     def add(self, request: Request) -> None:
@@ -61,9 +66,13 @@ class CountingEngine:
         for branch in range(request.params.n):
             self._rows[request.id, branch] = []
 
-    def abort(self, ids: list[str]) -> None:
-        for key in [key for key in self._rows if key[0] in ids]:
+    def abort(self, ids: list[str], branches: list[int] | None = None) -> None:
+        for key in [key for key in self._rows if key[0] in ids and (branches is None or key[1] in branches)]:
             del self._rows[key]
+
+    def pause(self, ids: list[str], on: bool) -> None:
+        keys = {key for key in self._rows if key[0] in ids}
+        self._paused = self._paused | keys if on else self._paused - keys
 
     def step(self) -> Outputs:
         self._steps += 1
@@ -76,6 +85,8 @@ class CountingEngine:
             time.sleep(float(self._options["step-s"]))
         outputs = []
         for (request_id, branch), tokens in list(self._rows.items()):
+            if (request_id, branch) in self._paused:
+                continue
             request = self._requests[request_id]
             tokens.append(request.prompt[0] + len(tokens))
             last = len(tokens) == (request.params.max_tokens or 16)

@@ -165,6 +165,38 @@ def the_growing_one_takes_from_nobody(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutant
+def a_paused_one_is_planned_on(patch: pytest.MonkeyPatch) -> None:
+    pause = Roster.pause
+
+    def broken(self: Roster, state: RequestState) -> None:
+        pause(self, state)
+        self.running += self.held
+
+    patch.setattr(Roster, "pause", broken)
+
+
+@mutant
+def a_parked_one_does_not_come_back(patch: pytest.MonkeyPatch) -> None:
+    def broken(self: Roster, state: RequestState) -> None:
+        parked = [branch for branch in state.branches if branch in self.parked]
+        resume(self, state)
+        for branch in parked:
+            self.waiting.remove(branch)
+
+    resume = Roster.resume
+    patch.setattr(Roster, "resume", broken)
+
+
+@mutant
+def a_branch_born_while_paused_waits(patch: pytest.MonkeyPatch) -> None:
+    def broken(self: Roster, state: RequestState) -> None:
+        for number in range(len(state.branches), state.params.n):
+            self.waiting.add(state.branch(number))
+
+    patch.setattr(Roster, "spawn", broken)
+
+
+@mutant
 def a_request_s_end_forgets_branches_not_born(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Roster, "spawn", lambda self, state: None)
 

@@ -64,9 +64,22 @@ class History:
             world.scheduler.fail_rows([rnd.randrange(world.limits.max_num_seqs)], "a fault", "fault", world.now_s)
         elif choice < 0.47:
             self.interrupted_step()
+        elif choice < 0.55 and names:
+            self.pause(rnd.choice(names))
+        elif choice < 0.56 and names:
+            name = rnd.choice(names)
+            branches = [number for number in range(world.requests[name].params.n) if rnd.random() < 0.5]
+            world.scheduler.abort(name, world.now_s, branches)
         else:
             world.step(seconds=rnd.choice([0.1, 1.0, 5.0]))
         world.check()
+
+    def pause(self, name: str) -> None:
+        """Pause a request, or let it go on: more often the first, as much is to happen while it is paused."""
+        roster = self.world.scheduler._roster
+        self.counts["paused"] += self.world.scheduler.pause(name, self.rnd.random() < 0.6)
+        self.counts["held"] += bool(roster.held)
+        self.counts["parked"] += sum(sequence.preempted > 0 for sequence in roster.parked)
 
     def add(self) -> None:
         name = self.counts["asked"]
@@ -80,12 +93,17 @@ class History:
         plan = world.scheduler.schedule(world.now_s)
         output = world.runner.execute(plan)
         for name in list(world.scheduler._roster.requests)[:2]:
-            self.rnd.choice([world.scheduler.abort, world.scheduler.preempt])(name, world.now_s)
+            if self.rnd.random() < 0.3:
+                self.pause(name)
+            else:
+                self.rnd.choice([world.scheduler.abort, world.scheduler.preempt])(name, world.now_s)
         world.take(world.scheduler.update(output, world.now_s))
 
     def play(self, num_operations: int) -> None:
         for _ in range(num_operations):
             self.operate()
+        for name in self.world.scheduler._roster.requests:
+            self.world.scheduler.pause(name, on=False)
         self.world.run()
         self.finish()
 
@@ -115,9 +133,10 @@ def test_the_histories_visit_every_corner() -> None:
         world = history.world
         seen.update(type(event).__name__ for event in world.events)
         seen.update(answer.finish for answer in world.answers.values() if answer.finish)
-        seen.update(refused=history.counts["refused"], hits=world.scheduler.stats(0, 0, 0, {}).prefix_hits)
+        seen.update({name: history.counts[name] for name in ("refused", "paused", "held", "parked")})
+        seen.update(hits=world.scheduler.stats(0, 0, 0, {}).prefix_hits)
     corners = ["PageShared", "PageCopied", "PageDropped", "RequestPreempted", "refused", "hits"]
-    corners += ["stop", "length", "abort", "deadline", "error"]
+    corners += ["paused", "held", "parked", "stop", "length", "abort", "deadline", "error"]
     assert all(seen[corner] >= 20 for corner in corners), seen
 
 
@@ -162,6 +181,55 @@ def test_preempted_at_each_step_equals_undisturbed(seed: int, caching: bool) -> 
     for forced in range(1, num_steps + 1):
         disturbed, _ = play(forced)
         assert disturbed == undisturbed, f"preempted after step {forced}"
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("crowded", [True, False])
+def test_t17_paused_at_each_step_equals_undisturbed(seed: int, caching: bool, crowded: bool) -> None:
+    """T17: paused after step k for some steps, for every k, a request answers as ever, and so do those beside it.
+
+    In a crowd it loses its pages meanwhile, as others need them; alone it keeps them and no token is computed twice.
+    """
+    rnd = random.Random(seed)
+    num_others = 5 if crowded else 0
+    reqs = [
+        request(
+            name, [rnd.randrange(50) for _ in range(rnd.randrange(1, 14))], n=rnd.choice([1, 3]), max_tokens=9,
+            prompt_logprobs=rnd.choice([None, 0]), seed=seed,
+        )
+        for name in ("x", *range(num_others))
+    ]  # fmt: skip
+
+    def play(paused_at: int | None, steps: int) -> tuple[dict[tuple[str, int], tuple[object, ...]], int, World]:
+        world = World(
+            page_size=4, num_pages=14, max_num_batched_tokens=8, max_num_seqs=4, caching=caching, audit_every=7
+        )
+        for req in reqs:
+            world.add(req)
+        until = None
+        while world.scheduler.has_requests:
+            if world.scheduler.has_work:
+                world.step()
+            else:
+                until = world.num_steps  # nobody else has anything to do
+            if world.num_steps == paused_at and until is None and world.scheduler.pause("x", on=True):
+                until = world.num_steps + steps
+            if until is not None and world.num_steps >= until:
+                world.scheduler.pause("x", on=False)
+        world.check_answers()
+        answers = {
+            key: (a.tokens, a.scores, a.finish, a.last and a.last.stop_token) for key, a in world.answers.items()
+        }
+        return answers, world.num_steps, world
+
+    undisturbed, num_steps, world = play(None, 0)
+    num_computed = world.runner.num_computed
+    for paused_at in range(1, num_steps + 1):
+        disturbed, _, world = play(paused_at, rnd.choice([1, 3, 20]))
+        assert disturbed == undisturbed, f"paused after step {paused_at}"
+        if not crowded:
+            assert world.runner.num_computed == num_computed, "a pause with room enough cost work"
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -259,7 +259,7 @@ class WorldProcess:
         roster = scheduler._roster
         limit = self._host.setting.max_queued_requests
         assert roster.waiting.num_new <= limit, f"{roster.waiting.num_new} requests wait, the limit is {limit}"
-        if not engine.has_work:
+        if not engine.has_requests:
             assert scheduler.cache.pool.num_used == 0, "an engine without work holds pages"
             assert self.runner is not None
             assert not self.runner.rows, "an engine without work holds rows"

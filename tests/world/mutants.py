@@ -55,7 +55,7 @@ MUTANTS = (
            "self._roster.outputs += self._roster.end(state, \"deadline\", now_s)",
            "self._roster.end(state, \"deadline\", now_s)"),
     # the engine
-    Mutant("an abort is forgotten", "engine/engine.py", "self._scheduler.abort(request_id, now_s)\n\n", "pass\n\n"),
+    Mutant("an abort is forgotten", "engine/engine.py", "self._scheduler.abort(request_id, now_s, branches)", "pass"),
     Mutant("a failed step costs all its rows", "engine/blame.py", "if len(rows) == 1:\n", "if rows:\n"),
     Mutant("a failed step ends everybody", "engine/blame.py",
            "if len(rows) == 1:\n            sentence",
@@ -63,7 +63,7 @@ MUTANTS = (
            "        if len(rows) == 1:\n            sentence"),
     Mutant("time is the calendar's", "engine/engine.py", "begun_s = self._clock.monotonic()\n        plan",
            "begun_s = self._clock.wall()\n        plan", "clock"),
-    Mutant("a drain ends nobody", "engine/process.py", "return not self._engine.has_work", "return False"),
+    Mutant("a drain ends nobody", "engine/process.py", "return not self._engine.has_requests", "return False"),
     # the wire
     Mutant("a wake-up is lost", "wire/streams.py", "                box.slow_since_s = None\n            box.wake()",
            "                box.slow_since_s = None"),

@@ -1,7 +1,7 @@
 """Everything that crosses a process border, as typed msgspec records. Nothing on a wire is ever unpickled.
 
-Client to engine: `Add`, `Abort`, `Drain`, `Ping`, `ResetCache`. Engine to client: `Starting`, `Hello`, `Failed`,
-`Outputs`, `Refused`, `Pong`.
+Client to engine: `Add`, `Abort`, `Pause`, `Drain`, `Ping`, `ResetCache`. Engine to client: `Starting`, `Hello`,
+`Failed`, `Outputs`, `Refused`, `Pong`.
 Feed (metrics, page map, router): `Event` records, numbered without gaps by `Outputs.first_event`.
 The unions at the end are what the wire encodes and decodes; an unknown tag or field type ends the message, not the
 process.
@@ -47,9 +47,20 @@ class Add(msgspec.Struct, frozen=True, tag="add"):
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """Forget these requests (client left, or a stop string was found). Unknown ids are ignored."""
+    """Forget these requests (client left, or a stop string was found). Unknown ids are ignored.
+
+    branches: forget only these answers of each; None for the whole request.
+    """
 
     ids: list[str]
+    branches: list[int] | None = None
+
+
+class Pause(msgspec.Struct, frozen=True, tag="pause"):
+    """Compute nothing more of these requests, as their readers are behind (`on`), or go on. Unknown ids are ignored."""
+
+    ids: list[str]
+    on: bool
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
@@ -185,6 +196,7 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_queries: int
     prefix_hits: int
     """Totals since start, in tokens."""
+    paused: int = 0
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs", kw_only=True):
@@ -305,5 +317,5 @@ Event = (
     PageTaken | PageShared | PageCopied | PageStored | PageReleased | PageDropped | RequestQueued
     | RequestAdmitted | RequestPreempted | RequestFinished | StepMade
 )  # fmt: skip
-ToEngine = Add | Abort | Drain | Ping | ResetCache
+ToEngine = Add | Abort | Pause | Drain | Ping | ResetCache
 FromEngine = Hello | Starting | Failed | Outputs | Refused | Pong

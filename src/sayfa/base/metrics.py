@@ -53,6 +53,7 @@ METRICS: dict[str, Metric] = {
         # The engine's state after its last step.
         _gauge("num_requests_running", "Sequences in the running batch", aliases=("num_requests_running",)),
         _gauge("num_requests_waiting", "Requests waiting for a place", aliases=("num_requests_waiting",)),
+        _gauge("num_requests_paused", "Sequences that stand still because their readers are behind"),
         _gauge("waiting_tokens", "Prompt tokens waiting, in tokens"),
         _gauge("kv_cache_usage_perc", "Part of the pages in use, 0 to 1",
                aliases=("kv_cache_usage_perc", "gpu_cache_usage_perc")),

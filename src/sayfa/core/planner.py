@@ -3,10 +3,12 @@
 A step, in order:
 1. requests past their deadline end;
 2. each running sequence, best rank first, gets room for one more token; where pages are short the last in rank yields
-   (preemption by recompute). Sequences that decode are planned right away, one token each;
+   (preemption by recompute), those that are paused before all others. Sequences that decode are planned right away,
+   one token each;
 3. what is left of the token budget goes to prompts: the oldest one that is being computed leads, a share is kept for
    short ones, so that neither a long prompt stops the short ones nor they stop it (see `_share_out`);
-4. waiting sequences enter while rows, pages and tokens last. One that cannot get its pages blocks those behind it.
+4. waiting sequences enter while rows, pages and tokens last; those that are paused give up theirs for them. One that
+   cannot get its pages blocks those behind it.
 
 Bounds that the tests hold:
 - a waiting sequence is passed by at most `max_overtakes` that stand behind it in the queue (and by the policy's own
@@ -75,7 +77,7 @@ class Planner:
         fault("core.plan")
         plan = Plan(now_s)
         prefills = self._keep_running(plan)
-        if prefills or (self._roster.waiting and self._roster.has_row):
+        if prefills or (self._roster.waiting and self._is_open(plan)):
             self._share_out(plan, prefills)
         return plan
 
@@ -114,6 +116,8 @@ class Planner:
             if added is not None:
                 plan.added.append((sequence.row, added))
                 return True
+            if self._park_one(plan):
+                continue
             victim = self._roster.running[-1]
             self.give_up(victim, plan.now_s)
             if victim is sequence:
@@ -200,22 +204,36 @@ class Planner:
         return self.cache.first_missing(sequence, len(matched)) in plan.coming
 
     def _is_open(self, plan: Plan) -> bool:
-        return self._roster.has_row and not plan.full
+        return not plan.full and (self._roster.has_row or bool(self._roster.held))
+
+    def _park_one(self, plan: Plan) -> bool:
+        """Make the sequence that has been paused longest give up its row and pages; False if none has any."""
+        held = next(iter(self._roster.held), None)
+        if held is None:
+            return False
+        num_free = self.cache.pool.num_free
+        self.give_up(held, plan.now_s)
+        plan.spare += self.cache.pool.num_free - num_free
+        return True
 
     def _admit(self, plan: Plan, sequence: Sequence, matched: list[int]) -> bool:
         """Let a waiting sequence run if policy and pages allow; else nobody enters any more in this step."""
         roster, cache = self._roster, self.cache
         source = self._source(sequence)
         kept = sequence.num_prompt - 1
-        if source:
-            needed = cache.pages_to_fork(kept)
-        else:
-            needed = cache.pages_to_enter(sequence) - len(matched) + cache.num_idle(matched)
-        if needed > plan.spare - cache.headroom(sequence, len(roster.running)) or not self._policy.may_enter(
-            sequence, len(roster.running)
-        ):
+        if not self._policy.may_enter(sequence, len(roster.running)):
             plan.full = True
             return False
+        while True:
+            if source:
+                needed = cache.pages_to_fork(kept)
+            else:
+                needed = cache.pages_to_enter(sequence) - len(matched) + cache.num_idle(matched)
+            if roster.has_row and needed <= plan.spare - cache.headroom(sequence, len(roster.running)):
+                break
+            if not self._park_one(plan):
+                plan.full = True
+                return False
         fault("core.admit")
         plan.spare -= needed
         if source:

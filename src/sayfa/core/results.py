@@ -26,7 +26,7 @@ class Results:
         fault("core.apply")
         state = sequence.state
         if result.error is not None:
-            outputs += self._roster.end(state, "error", now_s, result.error, result.error_code)
+            outputs += self._roster.end(state, "error", now_s, error=result.error, code=result.error_code)
             return
         if len(result.tokens) != row.sample:
             raise RuntimeError(f"row {row.row} of {sequence.id} should sample {int(row.sample)}, got {result.tokens}")

@@ -1,17 +1,22 @@
 """Who is here: all requests, those that wait, those that run, the table rows, and the ways from one state to the next.
 
-Called by the scheduler, which decides; this file only carries out: enter, preempt, finish, spawn. Must not know budgets
-or steps.
+Called by the scheduler, which decides; this file only carries out: enter, preempt, pause, resume, finish, spawn. Must
+not know budgets or steps.
 
-    add ─▸ WAITING ─ enter ─▸ RUNNING ─ finish ─▸ FINISHED
-              ▲                  │
-              └──── preempt ─────┘            (finish is also possible while waiting)
+    add ─▸ WAITING ─ enter ─▸ RUNNING ─ finish ─▸ FINISHED      (finish is possible in every state)
+            │  ▲                │ │ ▲
+            │  └─── preempt ────┘ │ │
+          pause                 pause resume
+            ▾ resume              ▾ │
+          parked ◂── preempt ──── held                          (PAUSED: without and with row and pages)
 
-Invariants (`check`): each open branch is in exactly one of `waiting` and `running`; `running` is sorted by rank; each
-row belongs to one running sequence or is free.
+Invariants (`check`): each open branch is in exactly one of `waiting`, `running`, `held` and `parked`, in one of the
+last two exactly if its request is paused; `running` is sorted by rank; each row belongs to one running or held
+sequence or is free.
 """
 
 from bisect import insort
+from collections.abc import Collection
 from operator import attrgetter
 
 from sayfa.base.faults import fault
@@ -40,6 +45,10 @@ class Roster:
         self.requests: dict[str, RequestState] = {}
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
+        self.held: dict[Sequence, None] = {}
+        """Paused ones that kept row and pages until somebody needs them, longest paused first."""
+        self.parked: dict[Sequence, None] = {}
+        """Paused ones without."""
         self.forgotten: list[int] = []
         self.outputs: list[EngineOutput] = []
         """Last outputs of branches that ended outside `update`; delivered by the next one."""
@@ -53,7 +62,7 @@ class Roster:
 
     @property
     def has_row(self) -> bool:
-        """Whether one more sequence could run."""
+        """Whether a row is free."""
         return bool(self._free_rows)
 
     def open(self, state: RequestState) -> None:
@@ -79,19 +88,45 @@ class Roster:
         self._cache.events.append(event)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Take pages and row from a running sequence; it waits at its old place and will compute its tokens again."""
+        """Take pages and row from a running or held sequence; it will compute its tokens again.
+
+        One that ran waits at its old place, one that is paused stays so.
+        """
         fault("core.preempt")
         self._leave(sequence)
-        sequence.status = Status.WAITING
         sequence.preempted += 1
         self.num_preemptions += 1
-        self.waiting.add(sequence)
+        self._await(sequence)
         self._cache.events.append(RequestPreempted(sequence.id, sequence.branch))
+
+    def pause(self, state: RequestState) -> None:
+        """Let nothing of a request be computed; its branches keep rows and pages as long as nobody needs them."""
+        state.paused = True
+        for branch in state.branches:
+            if branch.status is Status.RUNNING:
+                self.running.remove(branch)
+                branch.status = Status.PAUSED
+                self.held[branch] = None
+            elif branch.status is Status.WAITING:
+                self.waiting.remove(branch)
+                self._await(branch)
+
+    def resume(self, state: RequestState) -> None:
+        """Let a paused request go on: where it was, or from the queue if it has lost its pages."""
+        state.paused = False
+        for branch in state.branches:
+            if branch in self.held:
+                del self.held[branch]
+                branch.status = Status.RUNNING
+                insort(self.running, branch, key=_rank)
+            elif branch in self.parked:
+                del self.parked[branch]
+                self._await(branch)
 
     def spawn(self, state: RequestState) -> None:
         """Let the other branches of a request wait, now that its prompt is computed."""
         for number in range(len(state.branches), state.params.n):
-            self.waiting.add(state.branch(number))
+            self._await(state.branch(number))
 
     def finish(
         self,
@@ -108,8 +143,10 @@ class Roster:
     ) -> EngineOutput:
         """End a branch and return its last output. After an error its pages cannot be found again."""
         fault("core.finish")
-        if sequence.status is Status.RUNNING:
+        if sequence.row >= 0:
             self._leave(sequence, keep=error is None)
+        elif sequence.status is Status.PAUSED:
+            del self.parked[sequence]
         elif sequence in sequence.state.branches and sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
         sequence.status = Status.FINISHED
@@ -137,31 +174,41 @@ class Roster:
         )
 
     def end(
-        self, state: RequestState, reason: FinishReason, now_s: float, error: str | None = None, code: str | None = None
+        self,
+        state: RequestState,
+        reason: FinishReason,
+        now_s: float,
+        *,
+        error: str | None = None,
+        code: str | None = None,
+        branches: Collection[int] | None = None,
     ) -> list[EngineOutput]:
-        """End all open branches of a request, those that were not born yet included; return their last outputs."""
+        """End open branches of a request, those that were not born yet included; return their last outputs.
+
+        branches: which; None for all. They can only be named once the request has run.
+        """
         self.spawn(state)
         return [
             self.finish(branch, reason, now_s, error=error, error_code=code)
             for branch in state.branches
-            if branch.status is not Status.FINISHED
+            if branch.status is not Status.FINISHED and (branches is None or branch.branch in branches)
         ]
 
     def sequences(self) -> list[Sequence]:
         """Return all sequences that are not finished."""
-        return [*self.running, *self.waiting]
+        return [*self.running, *self.waiting, *self.held, *self.parked]
 
     def check(self) -> None:
         """Raise RuntimeError at the first broken invariant."""
         self.waiting.check()
-        rows = sorted(self._free_rows + [sequence.row for sequence in self.running])
+        rows = sorted(self._free_rows + [sequence.row for sequence in (*self.running, *self.held)])
         if rows != list(range(self._num_rows)):
             raise RuntimeError(f"rows are lost or doubled: {rows}")
         if self.running != sorted(self.running, key=_rank):
             raise RuntimeError("the running sequences are out of rank")
         places = {id(sequence): sequence for sequence in self.sequences()}
-        if len(places) != len(self.running) + len(self.waiting):
-            raise RuntimeError("a sequence runs and waits, or is listed twice")
+        if len(places) != len(self.running) + len(self.waiting) + len(self.held) + len(self.parked):
+            raise RuntimeError("a sequence stands in two places, or is listed twice")
         for state in self.requests.values():
             unborn = state.params.n - len(state.branches)
             alive = [branch for branch in state.branches if branch.status is not Status.FINISHED]
@@ -169,12 +216,26 @@ class Roster:
                 raise RuntimeError(f"{state.request.id} counts {state.open_branches} open branches wrongly")
             for branch in alive:
                 if places.pop(id(branch), None) is None:
-                    raise RuntimeError(f"{branch.id}/{branch.branch} is open but neither waits nor runs")
+                    raise RuntimeError(f"{branch.id}/{branch.branch} is open but stands nowhere")
+                if (branch in self.held or branch in self.parked) != state.paused:
+                    raise RuntimeError(f"{branch.id}/{branch.branch} is {branch.status.value}, paused: {state.paused}")
         if places:
             raise RuntimeError(f"sequences without a request: {[sequence.id for sequence in places.values()]}")
 
+    def _await(self, sequence: Sequence) -> None:
+        """Put a sequence without a row where it belongs until it may run."""
+        if sequence.state.paused:
+            sequence.status = Status.PAUSED
+            self.parked[sequence] = None
+        else:
+            sequence.status = Status.WAITING
+            self.waiting.add(sequence)
+
     def _leave(self, sequence: Sequence, *, keep: bool = True) -> None:
-        self.running.remove(sequence)
+        if sequence.status is Status.PAUSED:
+            del self.held[sequence]
+        else:
+            self.running.remove(sequence)
         self._cache.release(sequence, keep=keep)
         self._free_rows.append(sequence.row)
         self.forgotten.append(sequence.row)

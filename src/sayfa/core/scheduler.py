@@ -8,6 +8,7 @@ what a result does in `results`. This file is the door to them.
 """
 
 import heapq
+from collections.abc import Collection
 
 from sayfa.base.faults import fault
 from sayfa.base.messages import EngineOutput, Event, Request, StepMade, StepStats
@@ -18,7 +19,7 @@ from sayfa.core.planner import Plan, Planner
 from sayfa.core.policy import Policy
 from sayfa.core.results import Results
 from sayfa.core.roster import Roster
-from sayfa.core.sequence import RequestState, Sequence, Status
+from sayfa.core.sequence import RequestState, Sequence
 
 
 class Scheduler:
@@ -37,6 +38,7 @@ class Scheduler:
         self._deadlines: list[tuple[float, int, str]] = []
         self._plan: Plan | None = None
         self._last = Plan(0.0)
+        self._news = False
 
     # ------------------------------------------------------------------------------------- requests come and go
 
@@ -53,18 +55,37 @@ class Scheduler:
         if state.deadline_s is not None:
             heapq.heappush(self._deadlines, (state.deadline_s, state.number, request.id))
 
-    def abort(self, request_id: str, now_s: float) -> bool:
-        """End a request at once; False if it is not here. Its last outputs come with the next `update`."""
+    def abort(self, request_id: str, now_s: float, branches: Collection[int] | None = None) -> bool:
+        """End a request, or some of its branches, at once; last outputs come with the next `update`.
+
+        False if it is not here, or if branches are named before it has run: nobody can have heard of one of them.
+        """
         state = self._roster.requests.get(request_id)
-        if state is None:
+        if state is None or (branches is not None and state.admitted_s is None):
             return False
-        self._roster.outputs += self._roster.end(state, "abort", now_s)
+        self._roster.outputs += self._roster.end(state, "abort", now_s, branches=branches)
+        return True
+
+    def pause(self, request_id: str, on: bool) -> bool:
+        """Compute nothing more of a request (`on`), or go on with it; return whether that changed anything.
+
+        A paused request is no work, and nobody waits for it: its rows and pages go to whom they are short for. Its
+        deadline is seen by the next step. One that has not started stays in the queue: nothing of it can be unread.
+        """
+        state = self._roster.requests.get(request_id)
+        if state is None or state.admitted_s is None or state.paused is on:
+            return False
+        if on:
+            self._roster.pause(state)
+        else:
+            self._roster.resume(state)
+        self._news = True
         return True
 
     def preempt(self, request_id: str, now_s: float) -> int:
-        """Make all running branches of a request give up their pages; return how many. They come back by themselves."""
+        """Make all branches of a request with pages give them up; return how many. They come back by themselves."""
         state = self._roster.requests.get(request_id)
-        running = [branch for branch in state.branches if branch.status is Status.RUNNING] if state else []
+        running = [branch for branch in state.branches if branch.row >= 0] if state else []
         for branch in running:
             self._planner.give_up(branch, now_s)
         return len(running)
@@ -73,7 +94,7 @@ class Scheduler:
         """End the requests that own these table rows with finish="error"; late results of theirs are ignored."""
         for state in [sequence.state for sequence in self._roster.running if sequence.row in rows]:
             if state.open_branches:
-                self._roster.outputs += self._roster.end(state, "error", now_s, message, code)
+                self._roster.outputs += self._roster.end(state, "error", now_s, error=message, code=code)
 
     # ------------------------------------------------------------------------------------- decide
 
@@ -82,6 +103,7 @@ class Scheduler:
         if self._plan is not None:
             raise RuntimeError("schedule was called again before update")
         self._step += 1
+        self._news = False
         self._expire(now_s)
         self._plan = plan = self._planner.plan(now_s)
         forgotten = self._roster.forgotten
@@ -129,10 +151,20 @@ class Scheduler:
         return len(self._roster.waiting)
 
     @property
+    def num_paused(self) -> int:
+        """Sequences that neither run nor wait because their request is paused."""
+        return len(self._roster.held) + len(self._roster.parked)
+
+    @property
     def has_work(self) -> bool:
-        """Whether a step would do anything: someone runs or waits, or outputs or freed rows are to be told."""
+        """Whether a step would do anything: someone runs or waits, or outputs, freed rows or figures are to be told."""
         roster = self._roster
-        return bool(roster.running or roster.waiting or roster.outputs or roster.forgotten)
+        return bool(roster.running or roster.waiting or roster.outputs or roster.forgotten or self._news)
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether any request is here that has not ended, be it paused."""
+        return bool(self._roster.requests)
 
     def unstarted(self) -> list[str]:
         """Return the ids of the requests that have not run yet, first come first."""
@@ -161,7 +193,8 @@ class Scheduler:
     def stats(self, decide_s: float, compute_s: float, update_s: float, parts: dict[str, float]) -> StepStats:
         """Return the figures after the last step; the seconds are the caller's."""
         pool, roster, last = self.cache.pool, self._roster, self._last
-        filled = sum(sequence.computed for sequence in roster.running) - pool.num_shares * self.cache.page_size
+        holders = (*roster.running, *roster.held)
+        filled = sum(sequence.computed for sequence in holders) - pool.num_shares * self.cache.page_size
         return StepStats(
             step=self._step,
             decide_s=decide_s,
@@ -173,6 +206,7 @@ class Scheduler:
             tokens_decode=last.num_decode,
             running=len(roster.running),
             waiting=len(roster.waiting),
+            paused=self.num_paused,
             waiting_tokens=roster.waiting.num_tokens,
             pages_total=pool.capacity,
             pages_used=pool.num_used,

@@ -10,7 +10,8 @@ Positions of a sequence, half open:
 
 Invariants (`check` proves them):
 1. 0 <= computed < len(tokens), except that a sequence that never samples may reach len(tokens).
-2. computed <= len(pages) * page size; a sequence that does not run has no pages, no row and computed = 0.
+2. computed <= len(pages) * page size; a sequence without a row has no pages and computed = 0. One that runs has a
+   row, one that is paused may have kept its own, no other has one.
 3. num_stored <= len(hashes); hashes[i] is the chain hash of page i and never changes, as tokens only grow.
 4. Only the scheduler moves `computed`.
 """
@@ -29,6 +30,7 @@ class Status(Enum):
 
     WAITING = "waiting"
     RUNNING = "running"
+    PAUSED = "paused"
     FINISHED = "finished"
 
 
@@ -37,13 +39,14 @@ class RequestState:
 
     number: arrival number, 0 for the first request ever added. order: place in the waiting queue (lower is earlier).
     deadline_s: on the clock that `add` was called with, or None. admitted_s: when the first branch first ran.
-    expected: output tokens that the policy counted for each branch.
+    expected: output tokens that the policy counted for each branch. paused: nothing of it is computed until its reader
+    has caught up.
     open_branches: branches without a finish reason yet, those that do not exist yet included.
     """
 
     __slots__ = (
         "admitted_s", "arrival_s", "branches", "deadline_s", "expected", "max_tokens", "num_cached", "num_prompt",
-        "number", "open_branches", "order", "params", "request", "root", "stops",
+        "number", "open_branches", "order", "params", "paused", "request", "root", "stops",
     )  # fmt: skip
 
     def __init__(self, request: Request, number: int, arrival_s: float, max_model_len: int) -> None:
@@ -62,6 +65,7 @@ class RequestState:
         self.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         self.stops = frozenset(params.stop_token_ids + ([] if params.ignore_eos else params.eos_token_ids))
         self.open_branches = params.n
+        self.paused = False
         self.branches: list[Sequence] = []
         self.root = b""
 
@@ -143,8 +147,10 @@ class Sequence:
             raise RuntimeError(f"{name}: {self.computed} computed in {len(self.pages)} pages of {page_size}")
         if not self.num_stored <= len(self.hashes) <= len(self.tokens) // page_size:
             raise RuntimeError(f"{name}: {self.num_stored} pages stored, {len(self.hashes)} hashes")
-        if self.status is not Status.RUNNING and (self.pages or self.computed or self.row >= 0 or self.num_stored):
-            raise RuntimeError(f"{name} is {self.status.value} but holds pages {self.pages} or row {self.row}")
+        if self.row < 0 and (self.pages or self.computed or self.num_stored):
+            raise RuntimeError(f"{name} has no row but holds pages {self.pages}")
+        if self.row >= 0 and self.status not in (Status.RUNNING, Status.PAUSED):
+            raise RuntimeError(f"{name} is {self.status.value} but holds row {self.row}")
         if self.status is Status.RUNNING and self.row < 0:
             raise RuntimeError(f"{name} runs without a row")
 

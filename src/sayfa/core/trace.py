@@ -5,7 +5,7 @@ function of these calls, so the same calls give the same decisions, in another p
 Must not know files: lines go to a callable and come from an iterable.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from hashlib import blake2b
 
 import msgspec
@@ -32,6 +32,14 @@ class Aborted(msgspec.Struct, frozen=True, tag="abort"):
 
     id: str
     now_s: float
+    branches: list[int] | None = None
+
+
+class Paused(msgspec.Struct, frozen=True, tag="pause"):
+    """`Scheduler.pause`."""
+
+    id: str
+    on: bool
 
 
 class Preempted(msgspec.Struct, frozen=True, tag="preempt"):
@@ -69,7 +77,7 @@ class Updated(msgspec.Struct, frozen=True, tag="update"):
     now_s: float
 
 
-Call = Added | Aborted | Preempted | Failed | CacheReset | Scheduled | Updated
+Call = Added | Aborted | Paused | Preempted | Failed | CacheReset | Scheduled | Updated
 _decoder = msgspec.json.Decoder(Call)
 
 
@@ -95,10 +103,15 @@ class RecordingScheduler(Scheduler):
         self._record(Added(request, now_s, retry_after_s))
         super().add(request, now_s, retry_after_s)
 
-    def abort(self, request_id: str, now_s: float) -> bool:
+    def abort(self, request_id: str, now_s: float, branches: Collection[int] | None = None) -> bool:
         """See Scheduler."""
-        self._record(Aborted(request_id, now_s))
-        return super().abort(request_id, now_s)
+        self._record(Aborted(request_id, now_s, None if branches is None else list(branches)))
+        return super().abort(request_id, now_s, branches)
+
+    def pause(self, request_id: str, on: bool) -> bool:
+        """See Scheduler."""
+        self._record(Paused(request_id, on))
+        return super().pause(request_id, on)
 
     def preempt(self, request_id: str, now_s: float) -> int:
         """See Scheduler."""
@@ -148,8 +161,10 @@ def replay(lines: Iterable[bytes], scheduler: Scheduler) -> Iterator[Replayed]:
                     scheduler.add(request, now_s, retry_after_s)
                 except RequestError:
                     continue  # it was refused then, too
-            case Aborted(request_id, now_s):
-                scheduler.abort(request_id, now_s)
+            case Aborted(request_id, now_s, branches):
+                scheduler.abort(request_id, now_s, branches)
+            case Paused(request_id, on):
+                scheduler.pause(request_id, on)
             case Preempted(request_id, now_s):
                 scheduler.preempt(request_id, now_s)
             case Failed(rows, message, code, now_s):

@@ -47,6 +47,11 @@ class Engine:
         """Whether a step would do something."""
         return self._scheduler.has_work
 
+    @property
+    def has_requests(self) -> bool:
+        """Whether anything is left to end or to tell: as `has_work`, and requests that are paused count, too."""
+        return self._scheduler.has_requests or self._scheduler.has_work
+
     # --------------------------------------------------------------------------------------- requests
 
     def add(self, request: Request) -> None:
@@ -67,12 +72,22 @@ class Engine:
         fault("engine.add.before_queue")
         self._scheduler.add(request, now_s, retry_after_s)
 
-    def abort(self, ids: list[str]) -> None:
-        """Forget requests; their pages are free when this returns. Unknown ids are ignored."""
+    def abort(self, ids: list[str], branches: list[int] | None = None) -> None:
+        """Forget requests, or only some branches of each; their pages are free when this returns.
+
+        Unknown ids are ignored.
+        """
         fault("engine.abort")
         now_s = self._clock.monotonic()
         for request_id in ids:
-            self._scheduler.abort(request_id, now_s)
+            self._scheduler.abort(request_id, now_s, branches)
+
+    def pause(self, ids: list[str], on: bool) -> None:
+        """Compute nothing more of these requests until they are resumed (`on` is False). Unknown ids are ignored."""
+        if not self.has_work:
+            self._progress_s = self._clock.monotonic()  # an engine whose requests are all paused owes no progress
+        for request_id in ids:
+            self._scheduler.pause(request_id, on)
 
     def refuse_waiting(self) -> list[Refused]:
         """Turn away all requests that have not started, because the engine drains; they may go elsewhere."""
@@ -169,7 +184,8 @@ class Engine:
         unfinished = ", ".join(dict.fromkeys(request_id for request_id, _ in scheduler.open_branches()[:20]))
         return (
             f"{self._num_steps} steps made, the last ended {self._clock.monotonic() - self._progress_s:.1f} s ago; "
-            f"{scheduler.num_running} run, {scheduler.num_waiting} wait; unfinished: {unfinished or 'none'}"
+            f"{scheduler.num_running} run, {scheduler.num_waiting} wait, {scheduler.num_paused} are paused; "
+            f"unfinished: {unfinished or 'none'}"
         )
 
     def audit(self) -> None:

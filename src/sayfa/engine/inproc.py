@@ -5,6 +5,7 @@ It blocks the loop for as long as a step takes, which is why servers use `wire.p
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
 from sayfa.base.clock import Clock, SystemClock
 from sayfa.base.errors import EngineDead, Overloaded
@@ -22,7 +23,7 @@ class InprocClient:
         self._state: ClientState = "ready"
         self._latest: StepStats | None = None
         self._callbacks: list[Callable[[Outputs], None]] = []
-        self._streams = RequestStreams(clock or SystemClock(), self._abort_in_engine)
+        self._streams = RequestStreams(clock or SystemClock(), self._abort_in_engine, self._pause_in_engine)
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -52,16 +53,19 @@ class InprocClient:
         finally:
             await outputs.aclose()  # type: ignore[attr-defined]
 
-    def abort(self, request_id: str) -> None:
-        self._streams.close(request_id)
-        self._abort_in_engine(request_id)
+    def abort(self, request_id: str, branches: list[int] | None = None) -> None:
+        if branches is None:
+            self._streams.close(request_id)
+        self._engine.abort([request_id], branches)
+        self._keep_stepping()
 
     async def drain(self, limit_s: float) -> None:
         self._state = "draining"
         for refused in self._engine.refuse_waiting():
             self._streams.refuse(refused)
-        if self._task is not None:
-            await asyncio.wait({self._task}, timeout=limit_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._rest()
         self._streams.deliver(self._engine.end_all("the server shut down before the answer was complete").outputs)
 
     async def close(self) -> None:
@@ -84,6 +88,17 @@ class InprocClient:
     def _abort_in_engine(self, request_id: str) -> None:
         self._engine.abort([request_id])
         self._keep_stepping()
+
+    def _pause_in_engine(self, request_id: str, on: bool) -> None:
+        self._engine.pause([request_id], on)
+        self._keep_stepping()
+
+    async def _rest(self) -> None:
+        """Return when no request is left; one that is paused goes on when its reader does."""
+        while self._engine.has_requests:
+            if self._task is not None:
+                await asyncio.wait({self._task})
+            await asyncio.sleep(0.01)
 
     def _keep_stepping(self) -> None:
         if self._state != "dead" and self._engine.has_work and (self._task is None or self._task.done()):

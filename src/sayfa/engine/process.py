@@ -36,12 +36,14 @@ from sayfa.base.messages import (
     FromEngine,
     Hello,
     Outputs,
+    Pause,
     Ping,
     Pong,
     Refused,
     Request,
     ResetCache,
     Starting,
+    ToEngine,
 )
 from sayfa.wire.codec import MalformedMessageError, decode_to_engine, encode
 from sayfa.wire.sockets import Connection, DisconnectedError
@@ -65,9 +67,12 @@ class ServingEngine(Protocol):
     @property
     def has_work(self) -> bool: ...
     @property
+    def has_requests(self) -> bool: ...
+    @property
     def info(self) -> EngineInfo: ...
     def add(self, request: Request) -> None: ...
-    def abort(self, ids: list[str]) -> None: ...
+    def abort(self, ids: list[str], branches: list[int] | None = None) -> None: ...
+    def pause(self, ids: list[str], on: bool) -> None: ...
     def step(self) -> Outputs: ...
     def refuse_waiting(self) -> list[Refused]: ...
     def end_all(self, reason: str) -> Outputs: ...
@@ -116,10 +121,10 @@ class EngineLoop:
         if self._drain_until_s is None:
             return False
         fault("process.while_draining")
-        if self._engine.has_work and (self._signals > 1 or self._clock.monotonic() >= self._drain_until_s):
+        if self._engine.has_requests and (self._signals > 1 or self._clock.monotonic() >= self._drain_until_s):
             self._send(self._engine.end_all("the server shut down before the answer was complete"))
             return True
-        return not self._engine.has_work
+        return not self._engine.has_requests
 
     def _start_draining(self, limit_s: float) -> None:
         until_s = self._clock.monotonic() + limit_s
@@ -151,12 +156,14 @@ class EngineLoop:
             fault("process.before_handle")
             self._handle(message)
 
-    def _handle(self, message: Add | Abort | Drain | Ping | ResetCache) -> None:
+    def _handle(self, message: ToEngine) -> None:
         match message:
             case Add(request=request):
                 self._add(request)
-            case Abort(ids=ids):
-                self._engine.abort(ids)
+            case Abort(ids=ids, branches=branches):
+                self._engine.abort(ids, branches)
+            case Pause(ids=ids, on=on):
+                self._engine.pause(ids, on)
             case Ping(number=number):
                 self._send(self._engine.pong(number))
             case Drain(limit_s=limit_s):

@@ -22,6 +22,9 @@ from sayfa.server.books import Record, Usage
 from sayfa.server.context import ServerContext
 from sayfa.server.errors import DeadlinePassedError
 
+MAX_UNREAD_PIECES = 64
+"""Of all prompts of a request together; what is behind that stays in the mailboxes, where it is counted."""
+
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """An admitted request: everything that is needed to run it.
@@ -111,22 +114,24 @@ class Generation:
                     open_branches -= 1
                     if open_branches == 0:
                         return
+                    if output.finish is None:  # a stop string ended it, of which the engine does not know
+                        self._context.client.abort(request.id, [output.branch])
         finally:
             self._context.admissions.forget(request.id)
             await _close(stream)
 
     async def _run_all(self) -> AsyncGenerator[Piece, None]:
         """Run all prompts at once and merge what they yield; the first failure ends them all."""
-        merged: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+        merged: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(MAX_UNREAD_PIECES)
 
         async def feed(number: int) -> None:
             try:
                 async with aclosing(self._run(number)) as run:
                     async for piece in run:
-                        merged.put_nowait(piece)
-                merged.put_nowait(None)
+                        await merged.put(piece)
+                await merged.put(None)
             except Exception as error:
-                merged.put_nowait(error)
+                await merged.put(error)
 
         tasks = [asyncio.create_task(feed(number)) for number in range(len(self.plan.prompts))]
         try:

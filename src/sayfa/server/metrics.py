@@ -184,6 +184,7 @@ class ServerMetrics:
         pages = max(1, stats.pages_total)
         self._family("num_requests_running").set(stats.running)
         self._family("num_requests_waiting").set(stats.waiting)
+        self._family("num_requests_paused").set(stats.paused)
         self._family("waiting_tokens").set(stats.waiting_tokens)
         self._family("kv_cache_usage_perc").set(stats.pages_used / pages)
         self._family("kv_cache_cached_perc").set(stats.pages_cached / pages)
@@ -213,8 +214,8 @@ class ServerMetrics:
         if restarted:
             self._family("engine_restarts").inc()
         if state in ("dead", "failed"):
-            for name in ("num_requests_running", "num_requests_waiting", "waiting_tokens", "kv_cache_usage_perc",
-                         "kv_cache_cached_perc", "kv_cache_fragmentation_perc"):  # fmt: skip
+            for name in ("num_requests_running", "num_requests_waiting", "num_requests_paused", "waiting_tokens",
+                         "kv_cache_usage_perc", "kv_cache_cached_perc", "kv_cache_fragmentation_perc"):  # fmt: skip
                 self._family(name).set(0)
 
     def _grow(self, name: str, total: int) -> None:

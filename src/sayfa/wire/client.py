@@ -45,8 +45,11 @@ class EngineClient(Protocol):
         """
         ...
 
-    def abort(self, request_id: str) -> None:
-        """Forget a request; its iterator ends. Unknown ids are ignored."""
+    def abort(self, request_id: str, branches: list[int] | None = None) -> None:
+        """Forget a request; its iterator ends. Unknown ids are ignored.
+
+        branches: forget only these of its answers, which end with finish "abort"; the iterator goes on.
+        """
         ...
 
     async def drain(self, limit_s: float) -> None:

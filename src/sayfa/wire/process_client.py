@@ -28,6 +28,7 @@ from sayfa.base.messages import (
     FromEngine,
     Hello,
     Outputs,
+    Pause,
     Pong,
     Refused,
     Request,
@@ -82,7 +83,7 @@ class ProcessClient:
         self._closing = False
         self._told: Verdict = "moving"
         self._ended_for = ""
-        self._streams = RequestStreams(self._watch.awake, self._send_abort)
+        self._streams = RequestStreams(self._watch.awake, self._send_abort, self._send_pause)
         self._restarts = RestartPolicy(clock)
         self._quarantine = Quarantine(clock)
         self._outputs_callbacks: list[Callable[[Outputs], None]] = []
@@ -194,9 +195,10 @@ class ProcessClient:
         finally:
             await outputs.aclose()  # type: ignore[attr-defined]
 
-    def abort(self, request_id: str) -> None:
-        self._streams.close(request_id)
-        self._send_abort(request_id)
+    def abort(self, request_id: str, branches: list[int] | None = None) -> None:
+        if branches is None:
+            self._streams.close(request_id)
+        self._send_abort(request_id, branches)
 
     def reset_cache(self) -> None:
         """Let the engine forget all cached pages that nobody uses."""
@@ -223,9 +225,15 @@ class ProcessClient:
             self._watch.moved()  # an idle engine owes no progress until now
         self._send(Add(request))
 
-    def _send_abort(self, request_id: str) -> None:
+    def _send_abort(self, request_id: str, branches: list[int] | None = None) -> None:
+        if branches is not None:
+            self._send(Abort([request_id], branches))
+            return
         self._aborts.append(request_id)
         self._send_aborts()
+
+    def _send_pause(self, request_id: str, on: bool) -> None:
+        self._send(Pause([request_id], on))
 
     def _send_aborts(self) -> None:
         """Tell the engine whose clients have gone. What cannot be told now is told with the next ping."""

@@ -3,8 +3,11 @@
 Used by both clients (`wire.client` beside an engine process, `engine.inproc` without one), so that they end, fail and
 bound streams alike. One event loop, no locks. Must not know where outputs come from.
 
+A reader that is behind pauses its request: the engine computes nothing more of it until most is read, and it is ended
+if that takes too long. So a mailbox holds no more than its limit and what was on its way.
+
 Invariants: a mailbox is in `_open` exactly as long as its reader may still be given something; after the last branch
-has finished, or after `fail`, it takes nothing more.
+has finished, or after `fail`, it takes nothing more. A timer runs exactly for those that are open and paused.
 """
 
 import asyncio
@@ -17,15 +20,23 @@ from sayfa.base.faults import fault
 from sayfa.base.messages import EngineOutput, Refused, Request
 
 MAX_UNREAD_TOKENS = 1000
-"""A reader that is further behind than this is slow ..."""
+MAX_UNREAD_BYTES = 256 << 10
+"""A request is paused while its reader is further behind than either of these ..."""
+RESUME_SHARE = 0.9
+"""... until no more than this part of both is unread. Near 1, so that who reads slowly but steadily is never ended."""
 SLOW_READER_LIMIT_S = 10.0
-"""... and loses its request if it stays so for this long, in seconds."""
+"""A request that stays paused for this long, in seconds, is ended."""
+_OUTPUT_BYTES, _TOKEN_BYTES, _SCORE_BYTES, _CHOICE_BYTES = 240, 36, 230, 68
+"""What unread outputs cost in this process, about: each, and for each token, scored position and listed choice."""
 
 
 class _Mailbox:
     """What one request has been given and has not read yet."""
 
-    __slots__ = ("branches_left", "error", "outputs", "request", "slow_since_s", "started", "unread_tokens", "waiter")
+    __slots__ = (
+        "branches_left", "error", "outputs", "paused_since_s", "request", "timer", "unread_bytes", "unread_tokens",
+        "waiter",
+    )  # fmt: skip
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -34,8 +45,29 @@ class _Mailbox:
         self.error: Exception | None = None
         self.waiter: asyncio.Future[None] | None = None
         self.unread_tokens = 0
-        self.slow_since_s: float | None = None
-        self.started = False
+        self.unread_bytes = 0
+        self.paused_since_s: float | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    def put(self, output: EngineOutput) -> None:
+        self.outputs.append(output)
+        self.unread_tokens += len(output.tokens)
+        self.unread_bytes += _bytes_of(output)
+
+    def take(self) -> EngineOutput:
+        output = self.outputs.popleft()
+        self.unread_tokens -= len(output.tokens)
+        self.unread_bytes -= _bytes_of(output)
+        return output
+
+    def is_behind(self, share: float = 1.0) -> bool:
+        """Whether more than this part of either limit is unread."""
+        return self.unread_tokens > share * MAX_UNREAD_TOKENS or self.unread_bytes > share * MAX_UNREAD_BYTES
+
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
     def wake(self) -> None:
         if self.waiter is not None and not self.waiter.done():
@@ -45,12 +77,14 @@ class _Mailbox:
 class RequestStreams:
     """All open mailboxes of a client, by request id.
 
-    abort: called with the id of a request whose reader left or is too slow, once.
+    abort: called with the id of a request whose reader left or is too slow, once. pause: called with the id of a
+    request whose reader is behind, and True; when it has caught up, with False.
     """
 
-    def __init__(self, clock: Clock, abort: Callable[[str], None]) -> None:
+    def __init__(self, clock: Clock, abort: Callable[[str], None], pause: Callable[[str, bool], None]) -> None:
         self._clock = clock
         self._abort = abort
+        self._pause = pause
         self._open: dict[str, _Mailbox] = {}
 
     def __len__(self) -> int:
@@ -75,8 +109,9 @@ class RequestStreams:
             send(request)
             while True:
                 while box.outputs:
-                    output = box.outputs.popleft()
-                    box.unread_tokens -= len(output.tokens)
+                    output = box.take()
+                    if box.paused_since_s is not None and not box.is_behind(RESUME_SHARE):
+                        self._resume(box)
                     yield output
                 if box.error is not None:
                     raise box.error
@@ -86,29 +121,28 @@ class RequestStreams:
                 await box.waiter
         finally:
             if self._open.get(request.id) is box:
-                del self._open[request.id]
+                self._remove(request.id)
                 self._abort(request.id)
 
     def deliver(self, outputs: list[EngineOutput]) -> None:
         """Put a step's outputs into their mailboxes. Outputs of requests that nobody reads any more are dropped."""
-        now_s = self._clock.monotonic()
+        behind: dict[str, _Mailbox] = {}
         for output in outputs:
             box = self._open.get(output.id)
             if box is None:
                 continue
             fault("streams.deliver")
-            box.started = True
-            box.outputs.append(output)
-            box.unread_tokens += len(output.tokens)
+            box.put(output)
             if output.finish is not None:
                 box.branches_left -= 1
                 if box.branches_left == 0:
-                    del self._open[output.id]
-            if box.unread_tokens > MAX_UNREAD_TOKENS:
-                self._watch_slow(box, now_s)
-            else:
-                box.slow_since_s = None
+                    self._remove(output.id)
+            if box.branches_left and box.paused_since_s is None and box.is_behind():
+                behind[output.id] = box
             box.wake()
+        for box in behind.values():
+            if box.branches_left:
+                self._hold(box)
 
     def refuse(self, refused: Refused) -> None:
         """End a request that the engine did not take, with the error that `kind` names."""
@@ -122,7 +156,7 @@ class RequestStreams:
 
     def fail(self, request_id: str, error: Exception) -> None:
         """End one request with an error; its reader still gets what was delivered before."""
-        box = self._open.pop(request_id, None)
+        box = self._remove(request_id)
         if box is not None:
             box.error = error
             box.wake()
@@ -134,16 +168,47 @@ class RequestStreams:
 
     def close(self, request_id: str) -> None:
         """Forget a request that the caller aborts itself; its reader sees the end of the stream."""
-        box = self._open.pop(request_id, None)
+        box = self._remove(request_id)
         if box is not None:
             box.branches_left = 0
             box.wake()
 
-    def _watch_slow(self, box: _Mailbox, now_s: float) -> None:
-        if box.slow_since_s is None:
-            box.slow_since_s = now_s
-        elif now_s - box.slow_since_s > SLOW_READER_LIMIT_S and box.branches_left:
-            message = f"the answer was not read for {SLOW_READER_LIMIT_S:.0f} seconds and was given up"
-            box.outputs.clear()
-            self.fail(box.request.id, EngineError(message, code="slow_reader"))
-            self._abort(box.request.id)
+    def _remove(self, request_id: str) -> _Mailbox | None:
+        box = self._open.pop(request_id, None)
+        if box is not None:
+            box.stop_timer()
+        return box
+
+    def _hold(self, box: _Mailbox) -> None:
+        """Pause a request, and see after the limit whether it still is."""
+        box.paused_since_s = self._clock.monotonic()
+        box.timer = asyncio.get_running_loop().call_later(SLOW_READER_LIMIT_S, self._look_at, box)
+        self._pause(box.request.id, True)
+
+    def _resume(self, box: _Mailbox) -> None:
+        box.paused_since_s = None
+        box.stop_timer()
+        if self._open.get(box.request.id) is box:
+            self._pause(box.request.id, False)
+
+    def _look_at(self, box: _Mailbox) -> None:
+        """End a request that has been paused for the limit on our clock, which does not count our own stalls."""
+        if box.paused_since_s is None:
+            return
+        left_s = SLOW_READER_LIMIT_S - (self._clock.monotonic() - box.paused_since_s)
+        if left_s > 0:
+            box.timer = asyncio.get_running_loop().call_later(max(left_s, 0.01), self._look_at, box)
+            return
+        message = f"the answer was not read for {SLOW_READER_LIMIT_S:.0f} seconds and was given up"
+        box.outputs.clear()
+        self.fail(box.request.id, EngineError(message, code="slow_reader"))
+        self._abort(box.request.id)
+
+
+def _bytes_of(output: EngineOutput) -> int:
+    """About what an output costs while it is kept."""
+    size = _OUTPUT_BYTES + _TOKEN_BYTES * len(output.tokens)
+    for scores in (output.logprobs, output.prompt_logprobs):
+        if scores:
+            size += sum(_SCORE_BYTES + _CHOICE_BYTES * len(score.top_ids) for score in scores)
+    return size
