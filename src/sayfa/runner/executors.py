@@ -23,7 +23,7 @@ EXECUTORS = Registry(
     },
 )
 _NATIVE_WHY_NOT = Registry("sayfa.native", {"why_not": "sayfa.nn.program.native:why_not"})
-_NATIVE_DRAW = Registry("sayfa.native", {"draw": "sayfa.runner.native_draw:make_draw"})
+_NATIVE_DRAW = Registry("sayfa.native", {"draw": "sayfa.runner.native_draw:NativeDraw"})
 
 
 @dataclass(frozen=True)

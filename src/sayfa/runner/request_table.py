@@ -35,7 +35,7 @@ class RequestTable:
 
     edits_logits: rows with penalties, bias or allowed ids. masked_until: a row with fewer tokens must not draw what
     would end it (`min_tokens`). version: another number after each `put` and `forget`, so that what was read from the
-    columns of the same rows can be kept while nobody comes or goes.
+    columns of the same rows can be kept while nobody comes or goes. num_scoring: rows that want their prompt scored.
     """
 
     def __init__(self, max_rows: int, max_context: int, page_size: int, vocab_size: int) -> None:
@@ -59,6 +59,7 @@ class RequestTable:
         self.edits_logits = np.zeros(max_rows, np.bool_)
         self.masked_until = np.zeros(max_rows, np.int32)
         self.version = 0
+        self.num_scoring = 0
         self.params: list[SamplingParams | None] = [None] * max_rows
         self.counts: dict[int, TokenCounts] = {}
 
@@ -77,6 +78,7 @@ class RequestTable:
         self.seed[row] = new.seed & _UINT64
         self.num_top[row] = -1 if params.logprobs is None else params.logprobs
         self.num_prompt_top[row] = -1 if params.prompt_logprobs is None else params.prompt_logprobs
+        self.num_scoring += params.prompt_logprobs is not None
         penalised = _wants_penalties(params)
         self.edits_logits[row] = penalised or bool(params.logit_bias) or params.allowed_token_ids is not None
         self.masked_until[row] = new.num_prompt + params.min_tokens if stop_ids(params) else 0
@@ -98,6 +100,7 @@ class RequestTable:
         """Empty a row; a row that is already empty stays so."""
         self.pages[row, : self.num_pages[row]] = 0
         self.num_pages[row] = self.num_tokens[row] = self.num_prompt[row] = 0
+        self.num_scoring -= int(self.num_prompt_top[row] >= 0)
         self.num_top[row] = self.num_prompt_top[row] = -1
         self.edits_logits[row] = False
         self.masked_until[row] = 0

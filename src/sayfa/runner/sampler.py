@@ -5,7 +5,8 @@ presence penalty (output only), bias, then masks (allowed ids, end tokens before
 handed in: the numpy one of `draw`, or its native twin. A row that fails ends alone; the others never notice.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -32,18 +33,15 @@ _NOTHING_ALLOWED = (
 class Wishes(NamedTuple):
     """What the drawing rows [R] ask for, read from the table once while nobody comes or goes.
 
-    noisy: some row is not greedy. edits: which rows change their logits at each token; masked_until: see the table.
+    columns: the draw's input, complete unless `seed` is there: then some row is not greedy and needs noise at each
+    token. edits: rows that change their logits at each token, masked_until: see the table; None where no row does.
     """
 
-    temperature: NDArray[np.float32]
-    top_p: NDArray[np.float32]
-    min_p: NDArray[np.float32]
-    top_k: NDArray[np.int32]
-    num_top: NDArray[np.int32]
-    seed: NDArray[np.uint64]
-    edits: NDArray[np.bool_]
-    masked_until: NDArray[np.int32]
-    noisy: bool
+    columns: DrawColumns
+    seed: NDArray[np.uint64] | None
+    edits: NDArray[np.bool_] | None
+    masked_until: NDArray[np.int32] | None
+    logprobs: bool
 
 
 class Sampler:
@@ -57,69 +55,60 @@ class Sampler:
 
     def sample(self, logits: NDArray[np.float32], step: Prepared) -> list[RowResult]:
         """Answer each scheduled row in order. `logits` [L, V] may be changed in place."""
-        scored, failed = self._score_prompts(logits, step)
+        scored, failed = self._score_prompts(logits, step) if self._table.num_scoring else ({}, {})
         drawing = np.flatnonzero(step.samples)
         if len(drawing) == 0:
             return [_result(int(row), scored.get(s, []), failed.get(s)) for s, row in enumerate(step.rows)]
-        rows = step.rows[drawing]
-        last = step.logit_start[drawing + 1] - 1
-        chosen = logits if len(last) == len(logits) else logits[last]
-        wishes, end = self._wishes_of(rows), step.end[drawing]
-        edited = wishes.edits | (end < wishes.masked_until)
-        for index in np.flatnonzero(edited):
-            if wishes.edits[index] and not np.isfinite(chosen[index]).all():
-                failed[int(drawing[index])] = _NUMERICAL  # a penalty would hide it
-            self._edit(chosen[index], int(rows[index]))
-        fault("runner.draw")
-        drawn = self._draw(chosen, _columns(wishes, end))
-        for index in np.flatnonzero(drawn.token < 0):
-            masked = edited[index] and np.isneginf(chosen[index]).all()
-            failed.setdefault(int(drawing[index]), _NOTHING_ALLOWED if masked else _NUMERICAL)
-        return self._collect(step, drawing, drawn, scored, failed)
+        rows, end = step.rows[drawing], step.end[drawing]
+        chosen = logits if len(drawing) == len(logits) else logits[step.logit_start[drawing + 1] - 1]
+        wishes = self._wishes_of(rows)
+        edited = self._edit_rows(chosen, rows, end, wishes)
+        if wishes.edits is not None:
+            failed |= dict.fromkeys(drawing[edited < 0].tolist(), _NUMERICAL)
+        drawn = self._draw(chosen, _with_noise(wishes, end))
+        tokens = drawn.token.tolist()
+        if min(tokens) < 0:
+            for index in [index for index, token in enumerate(tokens) if token < 0]:
+                masked = edited[index] and np.isneginf(chosen[index]).all()
+                failed.setdefault(int(drawing[index]), _NOTHING_ALLOWED if masked else _NUMERICAL)
+        good = np.array([s not in failed for s in drawing.tolist()]) if failed else slice(None)
+        self._table.set_sampled(rows[good], end[good], drawn.token[good])
+        logprobs = self._logprobs_of(rows, drawn, tokens) if wishes.logprobs else {}
+        found = {
+            s: ([token], logprobs.get(index, []))
+            for index, (s, token) in enumerate(zip(drawing.tolist(), tokens, strict=True))
+        }
+        return [
+            _result(row, scored.get(s, []), failed.get(s), *found.get(s, ([], [])))
+            for s, row in enumerate(step.rows.tolist())
+        ]
 
     def _wishes_of(self, rows: NDArray[np.int32]) -> Wishes:
         table, key = self._table, (self._table.version, rows.tobytes())
         if self._wishes is None or key != self._kept:
             self._kept = key
+            edits, masked_until, num_top = table.edits_logits[rows], table.masked_until[rows], table.num_top[rows]
+            columns = DrawColumns(
+                temperature=table.temperature[rows],
+                top_p=table.top_p[rows],
+                min_p=table.min_p[rows],
+                top_k=table.top_k[rows],
+                uniform=np.zeros(len(rows)),
+                num_top=num_top,
+            )
             self._wishes = Wishes(
-                table.temperature[rows],
-                table.top_p[rows],
-                table.min_p[rows],
-                table.top_k[rows],
-                table.num_top[rows],
-                table.seed[rows],
-                table.edits_logits[rows],
-                table.masked_until[rows],
-                bool((table.temperature[rows] >= GREEDY_BELOW).any()),
+                columns,
+                seed=table.seed[rows] if (columns.temperature >= GREEDY_BELOW).any() else None,
+                edits=edits if edits.any() else None,
+                masked_until=masked_until if masked_until.any() else None,
+                logprobs=bool((num_top >= 0).any()),
             )
         return self._wishes
 
-    def _collect(
-        self,
-        step: Prepared,
-        drawing: NDArray[np.intp],
-        drawn: Drawn,
-        scored: dict[int, list[TokenLogprobs]],
-        failed: dict[int, tuple[str, str]],
-    ) -> list[RowResult]:
-        tokens: list[list[int]] = [[] for _ in step.rows]
-        logprobs: dict[int, list[TokenLogprobs]] = {}
-        for index, (s, token) in enumerate(zip(drawing.tolist(), drawn.token.tolist(), strict=True)):
-            tokens[s] = [token]
-            num_top = int(self._table.num_top[step.rows[s]])
-            if num_top >= 0 and token >= 0:
-                fault("runner.logprobs")
-                logprobs[s] = [_logprobs_of(drawn, index, num_top)]
-        results = [
-            _result(row, scored.get(s, []), failed.get(s), tokens[s], logprobs.get(s, []))
-            for s, row in enumerate(step.rows.tolist())
-        ]
-        # Last of all: a step that raises is made again, and a token that was noted then would be counted twice.
-        good = np.array([int(s) not in failed for s in drawing]) if failed else np.ones(len(drawing), np.bool_)
-        noted = drawing[good]
-        fault("runner.note")
-        self._table.set_sampled(step.rows[noted], step.end[noted], drawn.token[good])
-        return results
+    def _logprobs_of(self, rows: NDArray[np.int32], drawn: Drawn, tokens: list[int]) -> dict[int, list[TokenLogprobs]]:
+        """Log-probabilities of the drawn tokens, by index among the drawing rows, for those that asked."""
+        asked = enumerate(zip(self._table.num_top[rows].tolist(), tokens, strict=True))
+        return {index: [_logprobs(drawn, index, num_top)] for index, (num_top, token) in asked if num_top >= 0 <= token}
 
     # ------------------------------------------------------------------------------------------- prompt scores
 
@@ -150,6 +139,23 @@ class Sampler:
 
     # ------------------------------------------------------------------------------------------- edits
 
+    def _edit_rows(
+        self, chosen: NDArray[np.float32], rows: NDArray[np.int32], end: NDArray[np.int32], wishes: Wishes
+    ) -> NDArray[np.int8]:
+        """Edit the logits [R, V] of the rows that want it.
+
+        Returns [R]: 1 edited, 0 left alone, -1 edited, but the logits were not finite (which a penalty hides).
+        """
+        edited = np.zeros(len(rows), np.int8)
+        if wishes.edits is not None:
+            edited[wishes.edits] = 1
+            edited[[index for index in np.flatnonzero(wishes.edits) if not np.isfinite(chosen[index]).all()]] = -1
+        if wishes.masked_until is not None:
+            edited[(edited == 0) & (end < wishes.masked_until)] = 1
+        for index in np.flatnonzero(edited):
+            self._edit(chosen[index], int(rows[index]))
+        return edited
+
     def _edit(self, logits: NDArray[np.float32], row: int) -> None:
         """Apply one request's penalties, bias and masks to its logits [V], in place."""
         fault("runner.edit")
@@ -169,16 +175,11 @@ class Sampler:
             logits[stop_ids(params)] = -np.inf
 
 
-def _columns(wishes: Wishes, positions: NDArray[np.int32]) -> DrawColumns:
-    """The draw's input; greedy rows need no noise, and where all are greedy none is made."""
-    return DrawColumns(
-        temperature=wishes.temperature,
-        top_p=wishes.top_p,
-        min_p=wishes.min_p,
-        top_k=wishes.top_k,
-        uniform=uniform(wishes.seed, positions) if wishes.noisy else np.zeros(len(positions)),
-        num_top=wishes.num_top,
-    )
+def _with_noise(wishes: Wishes, positions: NDArray[np.int32]) -> DrawColumns:
+    """The draw's input; greedy rows need no noise, and where all are greedy the same columns serve again."""
+    if wishes.seed is None:
+        return wishes.columns
+    return replace(wishes.columns, uniform=uniform(wishes.seed, positions))
 
 
 def _penalise(logits: NDArray[np.float32], params: SamplingParams, counts: TokenCounts) -> None:
@@ -193,7 +194,7 @@ def _penalise(logits: NDArray[np.float32], params: SamplingParams, counts: Token
         logits -= np.float32(params.presence_penalty) * (counts.output > 0)
 
 
-def _logprobs_of(drawn: Drawn, index: int, num_top: int) -> TokenLogprobs:
+def _logprobs(drawn: Drawn, index: int, num_top: int) -> TokenLogprobs:
     return TokenLogprobs(
         float(drawn.logprob[index]),
         int(drawn.rank[index]),
@@ -206,9 +207,9 @@ def _result(
     row: int,
     prompt_logprobs: list[TokenLogprobs],
     failure: tuple[str, str] | None,
-    tokens: list[int] | None = None,
-    logprobs: list[TokenLogprobs] | None = None,
+    tokens: Sequence[int] = (),
+    logprobs: Sequence[TokenLogprobs] = (),
 ) -> RowResult:
     if failure is not None:
         return RowResult(row=row, error=failure[1], error_code=failure[0])
-    return RowResult(row=row, tokens=tokens or [], logprobs=logprobs or [], prompt_logprobs=prompt_logprobs)
+    return RowResult(row=row, tokens=list(tokens), logprobs=list(logprobs), prompt_logprobs=prompt_logprobs)

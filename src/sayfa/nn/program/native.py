@@ -23,7 +23,7 @@ from sayfa.nn.program.lowering import (
     row_floats,
 )
 from sayfa.nn.program.native_library import isas, library, missing_because, usable_cores
-from sayfa.nn.program.native_sample import sample
+from sayfa.nn.program.native_sample import SampleCall
 from sayfa.nn.program.native_weights import FLOAT_PANELS, TENSOR_TYPES, PackedWeights, check_piece, check_widths
 from sayfa.nn.program.program import (
     ActMul,
@@ -210,13 +210,12 @@ class NativeExecutor:
 
     # ------------------------------------------------------------------------------------------- sampling
 
-    def sample(self, logits: NDArray[np.float32], **columns: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """Draw a token for each row of logits [R, V]; the logits are changed. See `runner.draw` for the meaning.
+    def sample_call(self, **columns: NDArray[Any]) -> SampleCall:
+        """Make a draw for columns [R]: temperature, top_p, min_p float32, top_k int32, uniform float64, num_top int32.
 
-        columns, each [R]: temperature, top_p, min_p float32, top_k int32, uniform float64, num_top int32. Returns
-        token, logprob, rank [R] and top_ids, top_logprobs [R, K] with K = largest num_top, at least 1.
+        It runs on this executor's threads and instruction set. See `runner.draw` for the meaning.
         """
-        return sample(logits, pool=self._pool, isa=self._isa, **columns)
+        return SampleCall(pool=self._pool, isa=self._isa, **columns)
 
     # ------------------------------------------------------------------------------------------- building
 
