@@ -13,6 +13,7 @@ import re
 import shutil
 import struct
 import tempfile
+import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -44,7 +45,7 @@ from sayfa.text.chat_template import ChatTemplate
 from sayfa.text.detokenizer import Detokenizer
 from sayfa.text.tokenizer import Tokenizer, load_tokenizer
 from sayfa.wire.codec import MalformedMessageError, decode_from_engine, decode_to_engine, encode
-from sayfa.wire.sockets import MAX_FRAME_BYTES, FrameReader, frame
+from sayfa.wire.sockets import MAX_FRAME_BYTES, BrokenStreamError, FrameReader, frame
 
 
 class Target(NamedTuple):
@@ -396,25 +397,38 @@ def wire_seeds() -> list[bytes]:
 
 
 def run_frames(data: bytes) -> None:
-    """Frames are cut as a plain reading of the whole cuts them, however they arrive; a length that lies is skipped."""
+    """Frames are cut as a plain reading of the whole cuts them, however they arrive; a length that lies is skipped.
+
+    Behind the first frame with a wrong number or checksum nothing comes any more.
+    """
     wanted: list[bytes] = []
-    place, skipped = 0, 0
-    while place + 4 <= len(data):
-        length = int.from_bytes(data[place : place + 4], "little")
-        place += 4 + length
-        if length > MAX_FRAME_BYTES:
-            skipped += 1
-        elif place <= len(data):
-            wanted.append(data[place - length : place])
+    place, number, broken = 0, 0, False
+    while place + 12 <= len(data) and not broken:
+        length, named, checksum = struct.unpack_from("<III", data, place)
+        place += 12 + length
+        payload = data[place - length : place]
+        broken = named != number
+        if length <= MAX_FRAME_BYTES and place <= len(data):
+            broken = broken or zlib.crc32(payload) != checksum
+            wanted += [] if broken else [payload]
+        number += 1
     for step in (1, 3, len(data) or 1):
         reader = FrameReader()
-        cut = [payload for start in range(0, len(data), step) for payload in reader.feed(data[start : start + step])]
-        assert cut == wanted
-        assert reader.skipped == skipped
+        cut: list[bytes] = []
+        try:
+            for start in range(0, len(data), step):
+                cut += reader.feed(data[start : start + step])
+        except BrokenStreamError:
+            assert broken
+            assert cut == wanted[: len(cut)]
+        else:
+            assert not broken
+            assert cut == wanted
 
 
 def frame_seeds() -> list[bytes]:
-    return [b"".join(map(frame, wire_seeds())), struct.pack("<I", MAX_FRAME_BYTES + 1) + b"x" * 20]
+    whole = b"".join(frame(payload, number) for number, payload in enumerate(wire_seeds()))
+    return [whole, struct.pack("<III", MAX_FRAME_BYTES + 1, 0, 0) + b"x" * 20]
 
 
 _DEEP = b'{"a":' + b"[" * 70 + b"]" * 70 + b"}"

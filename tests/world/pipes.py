@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from sayfa.base.messages import Outputs
 from sayfa.wire.codec import decode_from_engine
-from sayfa.wire.sockets import DisconnectedError, FrameReader, frame
+from sayfa.wire.sockets import BrokenStreamError, DisconnectedError, FrameReader, frame
 from world.history import Setting
 from world.runner import EngineClock
 
@@ -67,11 +67,16 @@ class EngineEnd:
         self.unsent_bytes = 0
         self._out = out
         self._clock = clock
-        self._reader = FrameReader()
+        self._reader = FrameReader(first=1)  # the settings, which came first, are nobody's matter here
+        self._num_sent = 0
         self._frames: deque[bytes] = deque()
 
     def take(self, data: bytes) -> None:
-        self._frames.extend(self._reader.feed(data))
+        try:
+            self._frames.extend(self._reader.feed(data))
+        except BrokenStreamError:
+            self.gone = True
+            self._frames.clear()
         self.woken.set()
 
     def end(self) -> None:
@@ -98,4 +103,5 @@ class EngineEnd:
             if isinstance(message, Outputs) and message.outputs:
                 self.garbles = False
                 payload = b"\xc1 is no msgpack"
-        self._out.write(frame(payload), self._clock.ahead_s)
+        self._out.write(frame(payload, self._num_sent), self._clock.ahead_s)
+        self._num_sent += 1

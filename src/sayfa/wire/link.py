@@ -14,8 +14,11 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from sayfa.base.faults import altered
-from sayfa.wire.sockets import FrameReader, frame, make_pair
+from sayfa.base.log import logger
+from sayfa.wire.sockets import BrokenStreamError, FrameReader, frame, make_pair
 from sayfa.wire.watch import Signs
+
+log = logger("wire")
 
 _USER_TIME = 11
 """Place of utime behind the name in /proc/PID/stat; stime follows it (proc_pid_stat(5), fields 14 and 15)."""
@@ -152,6 +155,7 @@ class Link(asyncio.Protocol):
         self._received = received
         self._lost = lost
         self._reader = FrameReader()
+        self._num_sent = 1  # `spawn` sent the first
         self._transport: asyncio.WriteTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -159,7 +163,13 @@ class Link(asyncio.Protocol):
         self._transport = cast(asyncio.WriteTransport, transport)
 
     def data_received(self, data: bytes) -> None:
-        for payload in self._reader.feed(altered("wire.client_reads", data)):
+        try:
+            payloads = self._reader.feed(altered("wire.client_reads", data))
+        except BrokenStreamError as error:
+            log.error("the connection to the engine process broke and is ended: %s", error)
+            self.close()
+            return
+        for payload in payloads:
             self._received(payload)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -169,7 +179,9 @@ class Link(asyncio.Protocol):
     def send(self, payload: bytes) -> None:
         """Send one frame; silently nothing once the other side is gone (`lost` tells that)."""
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(altered("wire.client_writes", frame(payload)))
+            data = frame(payload, self._num_sent)
+            self._num_sent += 1
+            self._transport.write(altered("wire.client_writes", data))
 
     def close(self) -> None:
         """Close the connection; the other side sees the end of the stream."""

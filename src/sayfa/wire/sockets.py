@@ -1,8 +1,9 @@
 """Bytes between two processes: frames on a Unix socket pair, and the engine's blocking end of it.
 
-A frame is a little-endian length (4 bytes) and that many bytes of msgpack. The pair is made by the parent and handed to
-the child as an inherited descriptor: there is no name that another process could connect to, and when either side dies
-the kernel tells the other at once. Called by `wire.client` (its end lives in an event loop) and `engine.process` (the
+A frame is a length, a number, a checksum (4 bytes each, little-endian) and that many bytes of msgpack. Numbers have no
+gaps, so that a frame that is lost, doubled or torn ends the connection, and is never taken for silence or for an answer
+that is shorter. The pair is made by the parent and handed to the child as an inherited descriptor: there is no name
+that another process could connect to, and when either side dies the kernel tells the other at once. Called by `wire.client` (its end lives in an event loop) and `engine.process` (the
 blocking `Connection`); must not know what a request is.
 """
 
@@ -11,13 +12,15 @@ import selectors
 import signal
 import socket
 import struct
+import zlib
 
 from sayfa.base.faults import altered
 
 MAX_FRAME_BYTES = 64 << 20
 """Longer frames are skipped and counted: no message of ours comes near it (a million token ids take 5 MB)."""
 
-_LENGTH = struct.Struct("<I")
+_HEADER = struct.Struct("<III")
+_NUMBERS = 1 << 32
 _READ_BYTES = 1 << 18
 
 
@@ -26,26 +29,38 @@ def make_pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
-def frame(payload: bytes) -> bytes:
-    """Put the length before a payload. Raises ValueError if the other side would not take it."""
+def frame(payload: bytes, number: int = 0) -> bytes:
+    """Put the header before a payload. number: how many frames went before on this connection.
+
+    Raises ValueError if the other side would not take it.
+    """
     if len(payload) > MAX_FRAME_BYTES:
         raise ValueError(f"a message of {len(payload)} bytes is over the limit of {MAX_FRAME_BYTES}")
-    return _LENGTH.pack(len(payload)) + payload
+    return _HEADER.pack(len(payload), number % _NUMBERS, zlib.crc32(payload)) + payload
+
+
+class DisconnectedError(Exception):
+    """The other side is gone."""
+
+
+class BrokenStreamError(DisconnectedError):
+    """Bytes were lost, doubled or changed on the way; nothing that follows can be understood."""
 
 
 class FrameReader:
-    """Cut a stream of bytes into frames, however it arrives in pieces.
+    """Cut a stream of bytes into frames, however it arrives in pieces. first: the number of the first frame.
 
     A frame over MAX_FRAME_BYTES is skipped without being held; `skipped` counts them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
         self._buffer = bytearray()
+        self._next = first
         self._to_skip = 0
         self.skipped = 0
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
-        """Take the next bytes and return the frames that are now complete, in order."""
+        """Take the next bytes and return the frames that are now complete, in order. Raises BrokenStreamError."""
         self._buffer += data
         frames: list[bytes] = []
         start = 0
@@ -54,25 +69,27 @@ class FrameReader:
                 taken = min(self._to_skip, len(self._buffer) - start)
                 self._to_skip -= taken
                 start += taken
-            if self._to_skip or len(self._buffer) - start < _LENGTH.size:
+            if self._to_skip or len(self._buffer) - start < _HEADER.size:
                 break
-            (length,) = _LENGTH.unpack_from(self._buffer, start)
+            length, number, checksum = _HEADER.unpack_from(self._buffer, start)
+            if number != self._next:
+                raise BrokenStreamError(f"frame {self._next} was to come, {number} came")
+            end = start + _HEADER.size + length
+            if length <= MAX_FRAME_BYTES and end > len(self._buffer):
+                break
+            self._next = (number + 1) % _NUMBERS
             if length > MAX_FRAME_BYTES:
                 self.skipped += 1
                 self._to_skip = length
-                start += _LENGTH.size
+                start += _HEADER.size
                 continue
-            end = start + _LENGTH.size + length
-            if end > len(self._buffer):
-                break
-            frames.append(bytes(memoryview(self._buffer)[start + _LENGTH.size : end]))
+            payload = bytes(memoryview(self._buffer)[start + _HEADER.size : end])
+            if zlib.crc32(payload) != checksum:
+                raise BrokenStreamError(f"frame {number} is damaged")
+            frames.append(payload)
             start = end
         del self._buffer[:start]
         return frames
-
-
-class DisconnectedError(Exception):
-    """The other side is gone."""
 
 
 class Connection:
@@ -87,6 +104,7 @@ class Connection:
         self._sock = sock
         self._reader = FrameReader()
         self._unsent = bytearray()
+        self._num_sent = 0
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ)
         self._waker: socket.socket | None = None
@@ -107,7 +125,8 @@ class Connection:
 
     def send(self, payload: bytes) -> None:
         """Queue a frame and write as much as the reader takes now. Raises DisconnectedError."""
-        self._unsent += frame(payload)
+        self._unsent += frame(payload, self._num_sent)
+        self._num_sent += 1
         self._flush()
 
     def receive(self, timeout_s: float | None) -> list[bytes]:

@@ -7,14 +7,18 @@ import threading
 import pytest
 
 from sayfa.wire import sockets
-from sayfa.wire.sockets import Connection, DisconnectedError, FrameReader, frame, make_pair
+from sayfa.wire.sockets import BrokenStreamError, Connection, DisconnectedError, FrameReader, frame, make_pair
+
+
+def stream_of(payloads):
+    return b"".join(frame(payload, number) for number, payload in enumerate(payloads))
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_frames_come_out_as_they_went_in_however_the_stream_is_cut(seed):
     rng = random.Random(seed)
     payloads = [rng.randbytes(rng.choice([0, 1, 3, 4, 5, 100, 70_000])) for _ in range(rng.randint(1, 12))]
-    stream = b"".join(map(frame, payloads))
+    stream = stream_of(payloads)
     reader, got, at = FrameReader(), [], 0
     while at < len(stream):
         size = rng.choice([1, 2, 3, 4, 5, 7, 1000, 1 << 17])
@@ -26,9 +30,8 @@ def test_frames_come_out_as_they_went_in_however_the_stream_is_cut(seed):
 @pytest.mark.parametrize("seed", range(10))
 def test_a_frame_over_the_limit_is_skipped_without_being_held(seed, monkeypatch):
     rng = random.Random(seed)
-    long = frame(bytes(5000))
+    stream = stream_of([b"before", bytes(5000), b"after", bytes(5000), bytes(5000), b"end"])
     monkeypatch.setattr(sockets, "MAX_FRAME_BYTES", 1000)
-    stream = frame(b"before") + long + frame(b"after") + long + long + frame(b"end")
     reader, got, held = FrameReader(), [], 0
     while stream:
         size = rng.randint(1, 700)
@@ -37,9 +40,39 @@ def test_a_frame_over_the_limit_is_skipped_without_being_held(seed, monkeypatch)
         stream = stream[size:]
     assert got == [b"before", b"after", b"end"]
     assert reader.skipped == 3
-    assert held <= 1004
+    assert held <= 1012
     with pytest.raises(ValueError, match="over the limit"):
         frame(bytes(1001))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_stream_that_lost_doubled_or_changed_anything_is_never_understood_as_another_one(seed):
+    """What is handed out before the break is a beginning of what was sent; then nothing comes any more."""
+    rng = random.Random(seed)
+    payloads = [rng.randbytes(rng.choice([0, 1, 20, 300])) for _ in range(6)]
+    frames = [frame(payload, number) for number, payload in enumerate(payloads)]
+    hit = rng.randrange(5)
+    at = rng.randrange(len(frames[hit]))
+    match seed % 4:
+        case 0:
+            frames[hit] = b""
+        case 1:
+            frames[hit] *= 2
+        case 2:
+            frames[hit] = frames[hit][:at]
+        case 3:
+            at = max(4, at)  # not the length itself: that would only wait for more
+            frames[hit] = frames[hit][:at] + bytes([frames[hit][at] ^ (1 << rng.randrange(8))]) + frames[hit][at + 1 :]
+    stream = b"".join(frames) + b"".join(frame(b"ping", 6 + number) for number in range(100_000 // 16))
+    reader, got = FrameReader(), []
+
+    def read():
+        for start in range(0, len(stream), 7):
+            got.extend(reader.feed(stream[start : start + 7]))
+
+    with pytest.raises(BrokenStreamError):
+        read()
+    assert got == payloads[: len(got)]
 
 
 @pytest.fixture
