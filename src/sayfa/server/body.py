@@ -5,6 +5,7 @@ Called by every POST handler. A validation error becomes one sentence that names
 
 import asyncio
 import logging
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -98,8 +99,8 @@ async def read_bytes(request: Request, max_bytes: int) -> bytes:
         return min(BODY_TIME_LIMIT_S, BODY_GRACE_S + size / MIN_BODY_BYTES_PER_S)
 
     try:
-        async with patience(allowed_s, request.app.state.context.awake):
-            async for chunk in request.stream():
+        async with patience(allowed_s, request.app.state.context.awake), aclosing(request.stream()) as coming:
+            async for chunk in coming:
                 fault("server.body.read")
                 size += len(chunk)
                 if size > max_bytes:

@@ -145,15 +145,12 @@ class Record:
         if not self._open:
             return
         self._open = False
-        fault("server.books.close")
         total_s = self._clock.monotonic() - self.arrived_s
         times = self._times
-        if not times.sum_s and self._first_s is not None:
-            # The engine's own times come with its last output; without one, the server's view must do.
-            placed_s = self._admitted_s or self.arrived_s
-            times = Times(
-                placed_s - self.arrived_s, self._first_s - placed_s, max(self._last_s.values()) - self._first_s
-            )
+        try:
+            times = self._final_times()
+        except Exception:  # a request without its times is still one that has ended
+            log.exception("the times of request %s could not be told", self.id)
         rejected = outcome.removeprefix("rejected:") if outcome.startswith("rejected:") else None
         if rejected is not None:
             self._metrics.rejected(rejected)
@@ -165,6 +162,14 @@ class Record:
             self._metrics.time_per_token(times.decode_s * max(1, len(self._last_s)) / later_tokens, times.preempted)
         if self._write_line:
             self._write(outcome, times, total_s)
+
+    def _final_times(self) -> Times:
+        """The engine's own times come with its last output; without one, the server's view must do."""
+        fault("server.books.close")
+        if self._times.sum_s or self._first_s is None:
+            return self._times
+        placed_s = self._admitted_s or self.arrived_s
+        return Times(placed_s - self.arrived_s, self._first_s - placed_s, max(self._last_s.values()) - self._first_s)
 
     def _write(self, outcome: str, times: Times, total_s: float) -> None:
         usage, params = self.usage, self._params

@@ -7,6 +7,7 @@ Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable
 
 from starlette.responses import Response
@@ -15,6 +16,8 @@ from starlette.types import Receive, Scope, Send
 from sayfa.base.clock import AwakeClock
 from sayfa.base.faults import fault
 from sayfa.server.errors import Answer, body_bytes, headers_of
+
+log = logging.getLogger("sayfa.server")
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -37,8 +40,7 @@ async def wait_until_gone(receive: Receive) -> None:
 class EventStream(Response):
     """Send `events` one by one; each item is one or more whole `data: …` lines ending in a blank line.
 
-    explain: turns an exception of `events` into what the client is told. finished: called once in every ending with
-        the exception that ended the stream (None, CancelledError for a client that left, or an error).
+    explain: called with the exception that ends the stream, of `events` or of ours; what the client is then told.
     streams: the set that a watchdog walks for readers that stopped reading (see `sweep`).
     """
 
@@ -159,10 +161,16 @@ async def sweep(streams: set[EventStream], keep_alive_s: float, clock: AwakeCloc
     while True:
         await asyncio.sleep(tick_s)
         clock.tick()
-        fault("server.sweep")
-        now_s = clock.monotonic()
         for stream in list(streams):
-            if stream.sending_since_s is not None and now_s - stream.sending_since_s > SLOW_SEND_LIMIT_S:
-                stream.give_up()
-            elif keep_alive_s and now_s - stream.last_sent_s >= keep_alive_s:
-                await stream.keep_alive()
+            try:
+                await _look_at(stream, keep_alive_s, clock.monotonic())
+            except Exception:  # of one stream, or of our own: the others are looked at all the same
+                log.exception("looking after a stream failed")
+
+
+async def _look_at(stream: EventStream, keep_alive_s: float, now_s: float) -> None:
+    fault("server.sweep")
+    if stream.sending_since_s is not None and now_s - stream.sending_since_s > SLOW_SEND_LIMIT_S:
+        stream.give_up()
+    elif keep_alive_s and now_s - stream.last_sent_s >= keep_alive_s:
+        await stream.keep_alive()

@@ -22,12 +22,15 @@ async def log_stats(context: ServerContext) -> None:
     while True:
         await asyncio.sleep(interval_s)
         now_s, now = clock.monotonic(), (metrics.prompt_tokens, metrics.generation_tokens)
-        stats = context.client.latest
-        busy = stats is not None and bool(stats.running or stats.waiting)
-        if now != before or (busy and context.client.health().busy):
-            span_s = now_s - before_s
-            line = stats_line(context, (now[0] - before[0]) / span_s, (now[1] - before[1]) / span_s)
-            log.info("%s", line)
+        try:
+            stats = context.client.latest
+            busy = stats is not None and bool(stats.running or stats.waiting)
+            if now != before or (busy and context.client.health().busy):
+                span_s = now_s - before_s
+                line = stats_line(context, (now[0] - before[0]) / span_s, (now[1] - before[1]) / span_s)
+                log.info("%s", line)
+        except Exception:  # the next line is another try
+            log.exception("the line of throughput could not be made")
         before_s, before = now_s, now
 
 
