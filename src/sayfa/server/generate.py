@@ -20,7 +20,7 @@ from sayfa.base.step import TokenLogprobs
 from sayfa.server.answer import Branch, Piece, echo_prompt
 from sayfa.server.books import Record, Usage
 from sayfa.server.context import ServerContext
-from sayfa.server.errors import DeadlinePassedError
+from sayfa.server.errors import Answer, DeadlinePassedError, to_answer
 
 MAX_UNREAD_PIECES = 64
 """Of all prompts of a request together; what is behind that stays in the mailboxes, where it is counted."""
@@ -71,7 +71,7 @@ class Generation:
         """Yield pieces of all answers as they come.
 
         Raises RequestError if the engine refuses, DeadlinePassedError, EngineError or EngineDead if it fails. Leaving
-        early aborts the engine's work.
+        early aborts the engine's work; the books stay open then for whoever knows why: `explain`, or the edge.
         """
         try:
             async with aclosing(self._run(0) if len(self.plan.prompts) == 1 else self._run_all()) as run:
@@ -80,11 +80,13 @@ class Generation:
         except Exception as error:
             self._record.fail(error)
             raise
-        except BaseException:
-            self._record.close("abort")
-            raise
         ends = {branch.finish for group in self.branches for branch in group}
         self._record.close("length" if "length" in ends else "stop")
+
+    def explain(self, error: Exception) -> Answer:
+        """What the client is told of an error that ends its stream; it is booked so."""
+        self._record.fail(error)
+        return to_answer(error, self.plan.id)
 
     async def _run(self, number: int) -> AsyncGenerator[Piece, None]:
         """Run one prompt."""

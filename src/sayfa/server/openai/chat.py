@@ -14,7 +14,6 @@ from sayfa.server import limits
 from sayfa.server.answer import Piece
 from sayfa.server.books import Record
 from sayfa.server.context import ServerContext
-from sayfa.server.errors import to_answer
 from sayfa.server.generate import Generation, Plan
 from sayfa.server.openai.chunks import Envelope, usage_object, whole
 from sayfa.server.openai.logprobs import chat_logprobs, prompt_logprobs
@@ -61,7 +60,7 @@ async def _answer(request: Request, body: ChatRequest, record: Record) -> Respon
             usage_mode=usage_mode(body),
         )  # fmt: skip
         events = _events(context, run, body, envelope)
-        return EventStream(events, lambda e: to_answer(e, plan.id), context.streams, context.awake)
+        return EventStream(events, run.explain, context.streams, context.awake)
     return await _whole(context, run, body, model, fingerprint)
 
 

@@ -14,7 +14,6 @@ from sayfa.server import limits
 from sayfa.server.answer import Piece
 from sayfa.server.books import Record
 from sayfa.server.context import ServerContext
-from sayfa.server.errors import to_answer
 from sayfa.server.generate import Generation, Plan
 from sayfa.server.openai.chat import usage_mode
 from sayfa.server.openai.chunks import Envelope, usage_object, whole
@@ -63,7 +62,7 @@ async def _answer(request: Request, body: CompletionRequest, record: Record) -> 
             usage_mode=usage_mode(body),
         )  # fmt: skip
         events = _events(context, run, body, envelope)
-        return EventStream(events, lambda e: to_answer(e, plan.id), context.streams, context.awake)
+        return EventStream(events, run.explain, context.streams, context.awake)
     return await _whole(context, run, body, model, fingerprint)
 
 
