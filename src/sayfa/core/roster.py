@@ -67,10 +67,10 @@ class Roster:
 
     def open(self, state: RequestState) -> None:
         """Take a new request in: its branch 0 waits."""
-        fault("core.open")
         self._cache.open(state)
         state.order = self._policy.order(state)
         self.requests[state.request.id] = state
+        fault("core.open")
         self.waiting.add(state.branch(0))
         self._cache.events.append(RequestQueued(state.request.id, state.num_prompt))
 

@@ -79,6 +79,7 @@ class ServingEngine(Protocol):
     def reset_cache(self) -> None: ...
     def pong(self, number: int) -> Pong: ...
     def describe(self) -> str: ...
+    def audit(self) -> None: ...
 
 
 class EngineLoop:
@@ -180,8 +181,10 @@ class EngineLoop:
             self._engine.add(request)
         except RequestError as error:
             self._send(refusal(request.id, error))
-        except Exception:  # the border of a request: its failure is its own
+        except Exception:  # the border of a request: its failure is its own, unless it left something half done
             log.exception("request %s could not be taken", request.id)
+            self._engine.abort([request.id])
+            self._engine.audit()
             sentence = "the request failed in the engine"
             self._send(Refused(id=request.id, kind="overloaded", message=sentence, code="engine_error"))
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from sayfa.base.clock import Clock
-from sayfa.base.errors import EngineDead, EngineError, InvalidRequest, Overloaded
+from sayfa.base.errors import EngineDead, EngineError, Overloaded
 from sayfa.base.faults import fault
 from sayfa.base.log import logger
 from sayfa.base.messages import (
@@ -89,7 +89,6 @@ class ProcessClient:
         self._outputs_callbacks: list[Callable[[Outputs], None]] = []
         self._progress_callbacks: list[Callable[[str, float], None]] = []
         self._state_callbacks: list[Callable[[ClientState], None]] = []
-        self._aborts: list[str] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 
@@ -211,13 +210,7 @@ class ProcessClient:
             raise Overloaded("the model is still being loaded; try again in a few seconds", retry_after_s=5)
         if self._state != "ready":
             raise EngineDead()
-        left_s = self._quarantine.remaining_s(request)
-        if left_s > 0:
-            raise InvalidRequest(
-                "this request was running each of the last two times that the engine ended; it is refused for "
-                f"{left_s / 60:.0f} more minutes. Change it, or report it to the operator.",
-                code="quarantined",
-            )
+        self._quarantine.check(request)
 
     def _send_request(self, request: Request) -> None:
         fault("client.before_send")
@@ -226,26 +219,11 @@ class ProcessClient:
         self._send(Add(request))
 
     def _send_abort(self, request_id: str, branches: list[int] | None = None) -> None:
-        if branches is not None:
-            self._send(Abort([request_id], branches))
-            return
-        self._aborts.append(request_id)
-        self._send_aborts()
+        fault("client.send_abort")
+        self._send(Abort([request_id], branches))
 
     def _send_pause(self, request_id: str, on: bool) -> None:
         self._send(Pause([request_id], on))
-
-    def _send_aborts(self) -> None:
-        """Tell the engine whose clients have gone. What cannot be told now is told with the next ping."""
-        if not self._aborts:
-            return
-        try:
-            fault("client.send_abort")
-            self._send(Abort(self._aborts))
-        except Exception:
-            log.exception("the engine could not be told of %d requests to forget; once more soon", len(self._aborts))
-        else:
-            self._aborts = []
 
     def _send(self, message: ToEngine) -> None:
         if self._link is not None:
@@ -321,7 +299,6 @@ class ProcessClient:
         if self._state in ("ready", "draining"):
             fault("client.ping")
             self._send(self._watch.ping())
-            self._send_aborts()
             health = self.health()
             verdict = judge_stall(health.since_step_s, health.busy, health.expected_step_s)
             self._act_on(verdict, f"has made no step for {health.since_step_s:.0f} s")
@@ -363,22 +340,17 @@ class ProcessClient:
         except Exception as error:
             log.exception("the end of the engine could not be dealt with")
             self._streams.fail_all(EngineDead)
-            self._failure = Failed(f"the end of the engine could not be dealt with: {error}", exit_code=1)
-            self._set_state("failed")
+            self._give_up(f"the end of the engine could not be dealt with: {error}")
 
     def _act_on_loss(self) -> None:
         fault("client.lost")
-        self._aborts = []
         if self._state == "draining":
             self._streams.fail_all(lambda: EngineDead("the server shut down before the answer was complete"))
             self._run(self._bury)
             return
         running = self._streams.requests()
         self._streams.fail_all(EngineDead)
-        try:
-            self._quarantine.note_death(running)
-        except Exception:  # without this memory a request that kills engines may do so once more
-            log.exception("who was running when the engine died could not be noted")
+        self._quarantine.note_death(running)
         was_ready = self._state == "ready" or self._info is not None
         if self._failure is not None and not was_ready:
             self._run(self._bury)
@@ -403,19 +375,16 @@ class ProcessClient:
         while True:
             delay_s = self._restarts.next_delay_s()
             if delay_s is None:
-                message = f"the engine process ended too often ({reason}); giving up"
-                log.error(message)
-                self._failure = Failed(message, exit_code=1)
-                self._set_state("failed")
+                self._give_up(f"the engine process ended too often ({reason}); giving up")
                 return
             log.error("the engine process ended (%s); starting the next one in %.0f s", reason, delay_s)
             self._failure = None
             await asyncio.sleep(delay_s)
-            fault("client.restart")
             try:
+                fault("client.restart")
                 self.spawn()
                 await self._attach()
-            except OSError as error:  # no memory or no process numbers left, for now
+            except Exception as error:  # no memory or no process numbers left, for now
                 reason = f"it could not be started: {error}"
                 await self._bury()
                 continue
@@ -439,5 +408,9 @@ class ProcessClient:
             await work()
         except Exception as error:
             log.exception("supervising the engine failed")
-            self._failure = Failed(f"the engine could not be started again: {error}", exit_code=1)
-            self._set_state("failed")
+            self._give_up(f"the engine could not be started again: {error}")
+
+    def _give_up(self, message: str) -> None:
+        log.error(message)
+        self._failure = Failed(message, exit_code=1)
+        self._set_state("failed")

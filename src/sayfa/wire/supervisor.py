@@ -9,8 +9,12 @@ from collections import deque
 import msgspec
 
 from sayfa.base.clock import Clock
+from sayfa.base.errors import InvalidRequest
 from sayfa.base.faults import fault
+from sayfa.base.log import logger
 from sayfa.base.messages import Request
+
+log = logger("wire")
 
 MAX_RESTARTS = 5
 RESTART_WINDOW_S = 300.0
@@ -63,6 +67,22 @@ class Quarantine:
         """Remember who was running when the engine died; whoever was so at the death before, too, is refused from now
         on.
         """
+        try:
+            self._note(running)
+        except Exception:  # without this memory a request that kills engines may do so once more; the next one is due
+            log.exception("who was running when the engine died could not be noted")
+
+    def check(self, request: Request) -> None:
+        """Raise InvalidRequest for a request that is still refused."""
+        left_s = self.remaining_s(request)
+        if left_s > 0:
+            raise InvalidRequest(
+                "this request was running each of the last two times that the engine ended; it is refused for "
+                f"{left_s / 60:.0f} more minutes. Change it, or report it to the operator.",
+                code="quarantined",
+            )
+
+    def _note(self, running: list[Request]) -> None:
         fault("client.quarantine")
         hashes = {content_hash(request) for request in running[:MAX_REMEMBERED]}
         until_s = self._clock.monotonic() + QUARANTINE_S
