@@ -122,6 +122,34 @@ def test_preempted_at_any_step_is_undisturbed(folder, executor):
             assert engine._scheduler.stats(0, 0, 0, {}).preemptions > before
 
 
+@pytest.mark.parametrize("num_seqs", [2, 8])
+def test_t17_paused_at_any_step_is_undisturbed(folder, executor, num_seqs):
+    """Half of the requests stand still for three steps; with two rows the others take theirs meanwhile."""
+    requests = make_requests(5, 5, longest=60)
+    ids = [request.id for request in requests[::2]]
+    undisturbed = run(build(folder, executor), requests)
+    engine = build(folder, executor, max_num_seqs=num_seqs)
+    num_steps, num_paused = 0, []
+
+    def count(step, message):
+        nonlocal num_steps
+        num_steps = step
+
+    run(engine, requests, count)
+    for at in range(1, num_steps, 3):
+
+        def pause(step, message, at=at):
+            num_paused.append(message.stats.paused)
+            if step == at:
+                engine.pause(ids, on=True)
+            if step == at + 3 or not engine.has_work:
+                engine.pause(ids, on=False)
+
+        engine.reset_cache()
+        assert_same(run(engine, requests, pause), undisturbed)
+    assert max(num_paused) >= 2
+
+
 def test_a_pool_that_is_too_small_for_all_preempts_and_changes_nothing(folder, executor):
     requests = [
         msgspec.structs.replace(
