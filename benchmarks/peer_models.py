@@ -21,6 +21,11 @@ TYPES = {
     "q8_0": gguf.GGMLQuantizationType.Q8_0,
     "q4_0": gguf.GGMLQuantizationType.Q4_0,
 }
+FILE_TYPES = {  # OpenVINO wants to be told
+    TYPES["bf16"]: gguf.LlamaFileType.MOSTLY_BF16,
+    TYPES["q8_0"]: gguf.LlamaFileType.MOSTLY_Q8_0,
+    TYPES["q4_0"]: gguf.LlamaFileType.MOSTLY_Q4_0,
+}
 SKIPPED_KEYS = {"GGUF.version", "GGUF.tensor_count", "GGUF.kv_count", "general.file_type", "general.architecture"}
 B_SHAPE = {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
            "head_dim": 64, "intermediate_size": 8192, "max_position_embeddings": 8192,
@@ -31,6 +36,7 @@ def requantize(source: Path, target: Path, kind: gguf.GGMLQuantizationType) -> N
     """Copy a GGUF file with its matrices in another type; vectors become float32."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
+    writer.add_file_type(FILE_TYPES[kind])
     for key, field in reader.fields.items():
         if key not in SKIPPED_KEYS:
             main_type, sub_type = field.types[0], field.types[-1] if len(field.types) > 1 else None
@@ -97,6 +103,7 @@ def write_llama(folder: Path, like: Path, target: Path, kind: gguf.GGMLQuantizat
         "llama.attention.layer_norm_rms_epsilon": B_SHAPE["rms_norm_eps"], "general.name": folder.name,
     }  # fmt: skip
     writer = gguf.GGUFWriter(target, "llama")
+    writer.add_file_type(FILE_TYPES[kind])
     for key, field in reader.fields.items():
         if key not in SKIPPED_KEYS:
             sub_type = field.types[-1] if len(field.types) > 1 else None
