@@ -19,6 +19,7 @@ from sayfa.base.messages import EngineInfo
 from sayfa.server.books import Admissions
 from sayfa.server.metrics import ServerMetrics
 from sayfa.server.sse import EventStream
+from sayfa.server.trust import Trust
 from sayfa.text.chat_template import ChatTemplate, load_chat_template
 from sayfa.text.tokenizer import Tokenizer, load_tokenizer
 from sayfa.wire.client import EngineClient
@@ -80,6 +81,7 @@ class ServerContext:
         self.draining = False
         self.stopping = False
         self.admissions = Admissions()
+        self.trust = Trust(self.clock)
         self.metrics = ServerMetrics(names[0], options.vllm_metric_names)
         self.streams: set[EventStream] = set()
         # Tokenizing long texts would hold up every stream; two threads, since the engine needs the cores.

@@ -105,7 +105,7 @@ class Generation:
                 if branch.finish is not None:
                     continue  # a stop string ended it; the engine had not heard yet
                 if output.finish is not None:
-                    self._check_end(output)
+                    self._check_end(output, request)
                 if not echoed[output.branch] and (output.tokens or output.finish is not None):
                     echoed[output.branch] = True
                     yield self._echo(number, branch)
@@ -178,8 +178,13 @@ class Generation:
         message = f"The answer was not complete within `deadline_s` ({self.plan.deadline_s} s)."
         return DeadlinePassedError(message, param="deadline_s", code="deadline_exceeded")
 
-    def _check_end(self, output: EngineOutput) -> None:
+    def _check_end(self, output: EngineOutput, request: Request) -> None:
         """Raise for the endings that are no answers."""
+        if output.error_code == "numerical_error":
+            self._context.trust.note_error(request)
+            self._context.metrics.numerical_error()
+        elif output.finish in ("stop", "length"):
+            self._context.trust.note_end()
         if output.finish == "deadline":
             raise self._expired()
         if output.finish == "abort":

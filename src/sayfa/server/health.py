@@ -29,7 +29,9 @@ def status_of(context: ServerContext) -> tuple[bool, str]:
         return False, state
     if context.text is None:
         return False, "starting"
-    return (False, "stuck") if is_stuck(context) else (True, "ready")
+    if is_stuck(context):
+        return False, "stuck"
+    return (False, "degraded") if context.trust.why_not() else (True, "ready")
 
 
 def is_stuck(context: ServerContext) -> bool:
@@ -58,8 +60,12 @@ async def live(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     """200 when requests are welcome."""
     fault("server.health")
-    is_ready, word = status_of(context_of(request))
-    return _answer(200 if is_ready else 503, {"status": word})
+    context = context_of(request)
+    is_ready, word = status_of(context)
+    body = {"status": word}
+    if word == "degraded":
+        body["reason"] = context.trust.why_not()
+    return _answer(200 if is_ready else 503, body)
 
 
 async def version(request: Request) -> Response:
@@ -69,5 +75,7 @@ async def version(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     """All metrics, for Prometheus."""
-    page = context_of(request).metrics.render()
+    context = context_of(request)
+    context.metrics.degraded(bool(context.trust.why_not()))
+    page = context.metrics.render()
     return Response(page, headers={"content-type": CONTENT_TYPE})

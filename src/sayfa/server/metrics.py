@@ -155,6 +155,16 @@ class ServerMetrics:
         self._family("request_inference_time_seconds").observe(prefill_s + decode_s)
 
     @_harmless
+    def numerical_error(self) -> None:
+        """A request ended because the model gave numbers that are not finite."""
+        self._family("numerical_errors").inc()
+
+    @_harmless
+    def degraded(self, is_so: bool) -> None:
+        """Whether repeated numerical errors make the server not ready."""
+        self._family("degraded").set(is_so)
+
+    @_harmless
     def time_per_token(self, seconds: float, preempted: int) -> None:
         """Mean time per token after the first, and preemptions, of an ended request."""
         if seconds > 0:

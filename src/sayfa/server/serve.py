@@ -283,6 +283,7 @@ class Ending:
         if state == "ready" and info is not None:
             self._seen_ready = True
             metrics.engine_ready(info)
+            self._context.trust.forget_all()
         if state == "failed":
             self.engine_failed()
 

@@ -1,0 +1,89 @@
+"""Whether the weights in memory can be trusted: a repeated numerical error makes the server not ready.
+
+Called by `generate` at each numerical error and each answer, by `health` and the page of metrics. One request with
+numbers that are not finite may be a matter of that request; several of different content are a matter of the weights
+(a bad bit in memory, a damaged file), and whatever such a model says is doubtful. Knows no HTTP.
+
+The rule: not ready while, of the requests that ended in the last ten minutes on this start of the engine, three of
+different content had a numerical error, and they are at least one in ten. So one request that is sent again and again
+proves nothing, nor do a few strange ones among thousands. Requests that come all the same are served. It is over when
+the engine is started anew, since it reads its weights again, or ten minutes after the errors.
+"""
+
+import logging
+from collections import deque
+
+from sayfa.base.clock import Clock
+from sayfa.base.messages import Request
+from sayfa.wire.supervisor import content_hash
+
+log = logging.getLogger("sayfa.server")
+
+WINDOW_S = 600.0
+MIN_CONTENTS = 3
+MIN_SHARE = 0.1
+MAX_REMEMBERED = 1000
+"""Errors kept at most; more of them change nothing."""
+_BUCKET_S = 10.0
+
+
+class Trust:
+    """Remembers the numerical errors of the last ten minutes. Each time is on the monotonic clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._errors: deque[tuple[float, bytes]] = deque(maxlen=MAX_REMEMBERED)
+        self._ended: deque[list[float]] = deque()
+        """[begin of ten seconds, requests that ended in them]: a bounded memory for any number of requests."""
+        self._told = False
+
+    def note_end(self) -> None:
+        """An answer of the engine ended, well or with a numerical error."""
+        now_s = self._clock.monotonic()
+        if self._ended and now_s - self._ended[-1][0] < _BUCKET_S:
+            self._ended[-1][1] += 1
+        else:
+            self._ended.append([now_s, 1])
+        self._forget(now_s)
+
+    def note_error(self, request: Request) -> None:
+        """A request ended with a numerical error; `note_end` is called for it, too."""
+        self._errors.append((self._clock.monotonic(), content_hash(request)))
+        self.note_end()
+        self.why_not()  # so that the log tells at once
+
+    def forget_all(self) -> None:
+        """An engine was started, with weights that it read anew."""
+        self._errors.clear()
+        self._ended.clear()
+        self._told = False
+
+    def why_not(self) -> str:
+        """A sentence if the weights are not to be trusted, else the empty string."""
+        if not self._errors:
+            return self._tell("")
+        self._forget(self._clock.monotonic())
+        contents = len({content for _, content in self._errors})
+        num_ended = sum(int(count) for _, count in self._ended)
+        if contents < MIN_CONTENTS or len(self._errors) < MIN_SHARE * num_ended:
+            return self._tell("")
+        return self._tell(
+            f"{len(self._errors)} of {num_ended} requests within {WINDOW_S / 60:.0f} minutes, {contents} of them with "
+            "different content, ended with numbers that are not finite; the weights in memory may be damaged: "
+            "restart the server, and compare the model's files with their checksums"
+        )
+
+    def _forget(self, now_s: float) -> None:
+        while self._errors and now_s - self._errors[0][0] > WINDOW_S:
+            self._errors.popleft()
+        while self._ended and now_s - self._ended[0][0] > WINDOW_S + _BUCKET_S:
+            self._ended.popleft()
+
+    def _tell(self, reason: str) -> str:
+        if bool(reason) != self._told:
+            self._told = bool(reason)
+            if reason:
+                log.error("not ready any more: %s", reason)
+            else:
+                log.warning("ready again: there was no numerical error for %.0f minutes", WINDOW_S / 60)
+        return reason
