@@ -3,6 +3,7 @@
 import asyncio
 import logging
 
+import httpx2
 import pytest
 from http_support import MODEL, SayingEngine, text_tools
 
