@@ -82,7 +82,7 @@ class Blow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="b
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The numbers of a world."""
+    """The numbers of a world. unread_tokens: what a reader may be behind before its request is paused."""
 
     num_pages: int = 40
     max_num_seqs: int = 4
@@ -97,6 +97,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     chop: bool = False
     start_s: float = 0.5
     thread_s: float = 0.0
+    unread_tokens: int = 1000
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,6 +153,7 @@ def random_setting(rnd: random.Random) -> Setting:
         chop=rnd.random() < 0.5,
         start_s=rnd.choice([0.0, 0.3]),
         thread_s=rnd.choice([0.0, 0.01, 0.1]),
+        unread_tokens=rnd.choice([1000, 5, 2]),
     )
 
 
@@ -185,7 +187,7 @@ def random_call(rnd: random.Random, index: int, span_s: float, setting: Setting)
         bad=rnd.choice(["temperature", "model", "prompt", "n"]) if rnd.random() < 0.08 else "",
         chat=chat,
         body_s=on_grid(rnd.uniform(0, 0.3)) if rnd.random() < 0.1 else 0.0,
-        read_s=0.05 if slow < 0.1 else 0.0,
+        read_s=rnd.choice([0.05, 0.3]) if slow < 0.1 else 0.0,
         stops_after=rnd.randrange(4) if slow > 0.96 else None,
         leaves_s=0.0 if leaves < 0.02 else on_grid(rnd.uniform(0.005, 0.6)) if leaves < 0.12 else None,
         leaves_after=rnd.randint(1, 8) if leaves > 0.95 else None,

@@ -29,12 +29,13 @@ from sayfa.engine.engine import Engine
 from sayfa.server.app import create_app
 from sayfa.server.context import TextTools
 from sayfa.server.serve import Ending
+from sayfa.wire import streams
 from sayfa.wire.process_client import ProcessClient
 from sayfa.wire.supervisor import MAX_RESTARTS
 from world.client_side import KEYS, MODEL, Answer, Caller, Conversation, Letters, make_rule
 from world.engine_side import Host, WorldProcess
 from world.harm import ACTIONS, LogOnDisk
-from world.history import Blow, Call, History
+from world.history import Blow, Call, History, Setting
 from world.laws import Facts, Laws, ViolationError, demand, ending_of
 from world.loop import VirtualClock, VirtualLoop
 from world.seen import Seen, phase_of
@@ -321,7 +322,7 @@ def play(history: History) -> Outcome:
     clock = VirtualClock()
     loop = VirtualLoop(clock, history.setting.thread_s)
     asyncio.set_event_loop(loop)
-    with _own_garbage():
+    with _own_garbage(), _patience_with_readers(history.setting.unread_tokens):
         main = loop.create_task(World(history, clock, loop).run())
         try:
             return loop.run_until_complete(main)
@@ -345,6 +346,18 @@ def _own_garbage() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+@contextlib.contextmanager
+def _patience_with_readers(unread_tokens: int) -> Iterator[None]:
+    """Let readers be behind by so many tokens, where the history says another number than the package."""
+    before = streams.MAX_UNREAD_TOKENS
+    if unread_tokens != Setting().unread_tokens:
+        streams.MAX_UNREAD_TOKENS = unread_tokens
+    try:
+        yield
+    finally:
+        streams.MAX_UNREAD_TOKENS = before
 
 
 def _sweep_up(loop: VirtualLoop, main: "asyncio.Task[Any]") -> None:

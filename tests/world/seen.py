@@ -14,7 +14,8 @@ WANTED = (
     "calls at the same moment", "one prompt token", "a prompt over pages", "a prompt in pieces", "several prompts",
     "branches that share pages", "a cached beginning", "cached pages forgotten on demand",
     "preempted on demand", "preempted for pages",
-    "a reader given up", "a stop string", "a stop token", "a full length",
+    "paused with its pages", "paused without pages", "a reader given up",
+    "a stop string", "a stop token", "a full length",
     "expired in the queue", "expired while it ran", "refused for a full queue", "refused for good", "a wrong key",
     "numbers that are not finite", "a step that failed", "a retry",
     "death while loading", "death of an idle engine", "death of a busy engine", "engine given up",
@@ -44,6 +45,8 @@ class Seen(Counter[str]):
         """What an engine holds after a turn. forced: preemptions that the history asked for."""
         for sequence in scheduler._roster.running:
             self.note("a prompt in pieces", 0 < sequence.computed < sequence.num_prompt and not sequence.preempted)
+        self.note("paused with its pages", len(scheduler._roster.held))
+        self.note("paused without pages", len(scheduler._roster.parked))
         self.note("branches that share pages", scheduler.cache.pool.num_shares)
         self.note("a cached beginning", scheduler._planner.prefix_hits > 0)
         self.note("preempted for pages", scheduler._roster.num_preemptions > forced)
