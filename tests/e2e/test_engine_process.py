@@ -232,6 +232,20 @@ async def test_a_slow_load_that_gets_on_is_waited_for(monkeypatch):
         assert client.pid == first
 
 
+async def test_a_close_that_is_cut_short_is_finished_by_the_next(monkeypatch, tmp_path):
+    """R08: the second signal cancels what the first one began; an engine that loads does not see that we have gone."""
+    monkeypatch.setattr(process_client, "EXIT_WAIT_S", 0.2)
+    async with running("hang-at-start=1", f"hang-file={tmp_path / 'starts'}", wait=False) as client:
+        pid = client.pid
+        closing = asyncio.ensure_future(client.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        assert (await asyncio.gather(closing, return_exceptions=True))[0].__class__ is asyncio.CancelledError
+        await client.close()
+        assert not psutil.pid_exists(pid)
+        assert client.pid is None
+
+
 async def test_the_engine_ends_when_its_parent_is_killed():
     script = (
         "import asyncio, sys; sys.path.insert(0, 'src')\n"

@@ -179,8 +179,8 @@ class ProcessClient:
             link.close()
         self._streams.fail_all(lambda: EngineDead("the engine was closed"))
         if self._process is not None:
-            process, self._process = self._process, None
-            await process.end(EXIT_WAIT_S)
+            await self._process.end(EXIT_WAIT_S)
+            self._process = None  # not before it has ended: whoever is cancelled here leaves the rest to the next call
         self._set_state("dead" if self._failure is None else "failed")
 
     # --------------------------------------------------------------------------------------- requests
