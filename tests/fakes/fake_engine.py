@@ -9,7 +9,7 @@ from sayfa.base.clock import Clock, SystemClock
 from sayfa.core.kv_cache import KvCache
 from sayfa.core.limits import Limits
 from sayfa.core.page_pool import PagePool
-from sayfa.core.policy import PriorityPolicy
+from sayfa.core.policy import Policy, PriorityPolicy
 from sayfa.core.scheduler import Scheduler
 from sayfa.engine.engine import Engine
 
@@ -23,12 +23,13 @@ def make_engine(
     clock: Clock | None = None,
     seed: int = 0,
     wrap: Any = lambda runner: runner,
+    policy: Policy | None = None,
     **limits: Any,
 ) -> Engine:
     """Build it. wrap: puts something around the runner. limits: fields of `Limits`."""
     numbers: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 128, **limits}
     cache = KvCache(PagePool(num_pages), PAGE_SIZE)
-    scheduler = Scheduler(Limits(**numbers), PriorityPolicy(), cache)
+    scheduler = Scheduler(Limits(**numbers), policy or PriorityPolicy(), cache)
     info = make_info(vocab_size=1000, max_model_len=numbers["max_model_len"], max_num_seqs=numbers["max_num_seqs"])
     runner = wrap(FakeRunner(PAGE_SIZE, num_pages, rule=rule))
     return Engine(scheduler, runner, info, clock or SystemClock(), random.Random(seed))
