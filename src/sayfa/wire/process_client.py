@@ -83,7 +83,7 @@ class ProcessClient:
         self._closing = False
         self._told: Verdict = "moving"
         self._ended_for = ""
-        self._streams = RequestStreams(self._watch.awake, self._send_abort, self._send_pause)
+        self._streams = RequestStreams(self._watch.awake, self._send_abort, lambda name, on: self._send(Pause([name], on)))
         self._restarts = RestartPolicy(clock)
         self._quarantine = Quarantine(clock)
         self._outputs_callbacks: list[Callable[[Outputs], None]] = []
@@ -221,9 +221,6 @@ class ProcessClient:
     def _send_abort(self, request_id: str, branches: list[int] | None = None) -> None:
         fault("client.send_abort")
         self._send(Abort([request_id], branches))
-
-    def _send_pause(self, request_id: str, on: bool) -> None:
-        self._send(Pause([request_id], on))
 
     def _send(self, message: ToEngine) -> None:
         if self._link is not None:
