@@ -83,7 +83,9 @@ class ProcessClient:
         self._closing = False
         self._told: Verdict = "moving"
         self._ended_for = ""
-        self._streams = RequestStreams(self._watch.awake, self._send_abort, lambda name, on: self._send(Pause([name], on)))
+        self._streams = RequestStreams(
+            self._watch.awake, self._send_abort, lambda name, on: self._send(Pause([name], on))
+        )
         self._restarts = RestartPolicy(clock)
         self._quarantine = Quarantine(clock)
         self._outputs_callbacks: list[Callable[[Outputs], None]] = []
