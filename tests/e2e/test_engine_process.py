@@ -222,11 +222,12 @@ async def test_a_load_that_hangs_is_ended_named_and_begun_anew(monkeypatch, capf
     assert [line[-6:] for line in said if "(in load)" in line] == ["ollows", "d anew", "in 0 s"]
 
 
+@pytest.mark.slow
 async def test_a_slow_load_that_gets_on_is_waited_for(monkeypatch):
     """What the kernel tells of a process that computes keeps it alive, whatever it says itself."""
-    monkeypatch.setattr(watch, "LOAD_STUCK_S", 0.5)
-    monkeypatch.setattr(process_client, "PING_INTERVAL_S", 0.2)
-    async with running("compute-at-start=2.0", wait=False) as client:
+    monkeypatch.setattr(watch, "LEAST_CPU_S", 0.01)
+    monkeypatch.setattr(watch, "LOAD_STUCK_S", 4.0)
+    async with running("compute-at-start=6.0", wait=False) as client:
         first = client.pid
         await client.wait_ready()
         assert client.pid == first

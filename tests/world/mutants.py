@@ -77,7 +77,7 @@ MUTANTS = (
     Mutant("a reader that leaves aborts nothing", "wire/streams.py",
            "self._remove(request.id)\n                self._abort(request.id)", "self._remove(request.id)"),
     Mutant("a part of an answer is lost in silence", "wire/process_client.py",
-           "self._end_all_unread()\n            return", "return", "garble"),
+           "self._streams.lose_all()\n            return", "return", "garble"),
     Mutant("a dead engine is not replaced", "wire/process_client.py", "self._run(self._restart)", "pass"),
     Mutant("a second engine is started", "wire/process_client.py", "code = await self._bury()", "code = 0"),
     Mutant("a stall is the others' silence", "base/clock.py",

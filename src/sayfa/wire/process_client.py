@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from sayfa.base.clock import Clock
-from sayfa.base.errors import EngineDead, EngineError, Overloaded
+from sayfa.base.errors import EngineDead, Overloaded
 from sayfa.base.faults import fault
 from sayfa.base.log import logger
 from sayfa.base.messages import (
@@ -43,7 +43,7 @@ from sayfa.wire.link import Child, EngineProcess, Link
 from sayfa.wire.sockets import frame
 from sayfa.wire.streams import RequestStreams
 from sayfa.wire.supervisor import Quarantine, RestartPolicy
-from sayfa.wire.watch import PING_INTERVAL_S, Verdict, Watch, judge_stall
+from sayfa.wire.watch import PING_INTERVAL_S, Watch
 
 log = logger("wire")
 
@@ -81,7 +81,6 @@ class ProcessClient:
         self._link: Link | None = None
         self._failure: Failed | None = None
         self._closing = False
-        self._told: Verdict = "moving"
         self._ended_for = ""
         self._streams = RequestStreams(
             self._watch.awake, self._send_abort, lambda name, on: self._send(Pause([name], on))
@@ -237,15 +236,9 @@ class ProcessClient:
             message = decode_from_engine(payload)
         except MalformedMessageError as error:
             log.error("the engine sent a message that cannot be read, open requests are ended: %s", error)
-            self._end_all_unread()
+            self._streams.lose_all()
             return
         self._handle(message)
-
-    def _end_all_unread(self) -> None:
-        """End all requests: each may lack what an unreadable message held, and would be wrong or wait for ever."""
-        for request in self._streams.requests():
-            self._streams.fail(request.id, EngineError("a part of the answer was lost", code="answer_lost"))
-            self._send_abort(request.id)
 
     def _handle(self, message: FromEngine) -> None:
         match message:
@@ -294,40 +287,30 @@ class ProcessClient:
             await asyncio.sleep(PING_INTERVAL_S)
 
     def _look_after(self) -> None:
-        """Ask a serving engine for its progress, look at a loading one, act on what does not move."""
+        """Ask a serving engine for its progress, look at a loading one; who stands still says why, or is ended."""
+        process = self._process
         if self._state in ("ready", "draining"):
             fault("client.ping")
             self._send(self._watch.ping())
-            health = self.health()
-            verdict = judge_stall(health.since_step_s, health.busy, health.expected_step_s)
-            self._act_on(verdict, f"has made no step for {health.since_step_s:.0f} s")
-        elif self._state == "starting" and self._process is not None:
-            verdict = self._watch.look_at_load(self._process.signs())
-            since_s = self.health().since_step_s
-            self._act_on(verdict, f"tells of no progress in loading for {since_s:.0f} s (in {self._watch.phase})")
-
-    def _act_on(self, verdict: Verdict, finding: str) -> None:
-        """Let an engine that does not move say why, once; end one that has not moved for far too long."""
-        process, told = self._process, self._told
-        self._told = verdict
-        if process is None or verdict in ("moving", told):
+            act, finding = self._watch.look_at_steps(len(self._streams) > 0)
+        elif self._state == "starting" and process is not None:
+            act, finding = self._watch.look_at_load(process.signs())
+        else:
             return
-        if verdict == "stuck":
+        if process is not None and act == "ask":
+            log.error("the engine %s; its state follows", finding)
+            process.ask_for_state()
+        elif process is not None and act == "end":
             log.error("the engine %s; it is ended and started anew", finding)
             self._ended_for = f"it {finding}"
             process.kill()
-        elif told == "moving":
-            log.error("the engine %s; its state follows", finding)
-            process.ask_for_state()
 
     # --------------------------------------------------------------------------------------- death
 
     async def _attach(self) -> None:
-        process = self._process
-        if process is None:
-            return
-        fault("client.attach")
-        self._link = await process.attach(self._received, self._lost)
+        if self._process is not None:
+            fault("client.attach")
+            self._link = await self._process.attach(self._received, self._lost)
 
     def _lost(self) -> None:
         """Answer every open stream at once, then find out how the process ended and start the next."""

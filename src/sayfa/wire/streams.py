@@ -166,6 +166,12 @@ class RequestStreams:
         for request_id in list(self._open):
             self.fail(request_id, make_error())
 
+    def lose_all(self) -> None:
+        """End and abort all after a message that nobody could read: each may lack what it held, or wait for ever."""
+        for request_id in list(self._open):
+            self.fail(request_id, EngineError("a part of the answer was lost", code="answer_lost"))
+            self._abort(request_id)
+
     def close(self, request_id: str) -> None:
         """Forget a request that the caller aborts itself; its reader sees the end of the stream."""
         box = self._remove(request_id)

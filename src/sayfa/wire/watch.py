@@ -27,6 +27,8 @@ LEAST_CPU_S = 0.05
 """Processor time between two looks that counts as computing; a process that only polls takes less."""
 
 Verdict = Literal["moving", "stalled", "stuck"]
+Act = Literal["wait", "ask", "end"]
+"""What to do: nothing, let the process say once what it is at, or end it."""
 
 
 class Signs(NamedTuple):
@@ -73,6 +75,7 @@ class Watch:
         self._done = 0.0
         self._signs: Signs | None = None
         self._sign_s = self._progress_s
+        self._verdict: Verdict = "moving"
 
     def health(self, alive: bool, waiting: bool) -> Health:
         """alive: the process has said hello. waiting: a request of ours has not ended."""
@@ -110,13 +113,29 @@ class Watch:
             self.phase, self._done = phase, done
             self.moved()
 
-    def look_at_load(self, signs: Signs | None) -> Verdict:
-        """Judge a loading process; to be called each `PING_INTERVAL_S`. signs: None where the kernel tells nothing.
+    def look_at_steps(self, waiting: bool) -> tuple[Act, str]:
+        """Say what to do about a serving process, and what was found; waiting: a request of ours has not ended."""
+        health = self.health(True, waiting)
+        act = self._act_on(judge_stall(health.since_step_s, health.busy, health.expected_step_s))
+        return act, f"has made no step for {health.since_step_s:.0f} s"
 
-        A process whose signs cannot be seen is given the time of one that computes.
+    def look_at_load(self, signs: Signs | None) -> tuple[Act, str]:
+        """Say what to do about a loading process, and what was found; to be called each `PING_INTERVAL_S`.
+
+        signs: None where the kernel tells nothing; such a process is given the time of one that computes.
         """
         now_s = self.awake.monotonic()
         before, self._signs = self._signs, signs
         if signs is None or (before is not None and signs.shows_work_since(before)):
             self._sign_s = now_s
-        return judge_load(now_s - self._progress_s, now_s - self._sign_s)
+        since_s = now_s - self._progress_s
+        act = self._act_on(judge_load(since_s, now_s - self._sign_s))
+        return act, f"tells of no progress in loading for {since_s:.0f} s (in {self.phase})"
+
+    def _act_on(self, verdict: Verdict) -> Act:
+        before, self._verdict = self._verdict, verdict
+        if verdict in ("moving", before):
+            return "wait"
+        if verdict == "stuck":
+            return "end"
+        return "ask" if before == "moving" else "wait"

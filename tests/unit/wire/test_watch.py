@@ -57,79 +57,80 @@ class Load:
         self.watch = Watch(self.clock)
         self.watch.note_start()
 
-    def verdict_after(self, seconds, signs=lambda second: Signs(0.0, 0)):
-        """Look each second; return the last verdict, or the first "stuck"."""
-        verdict = "moving"
+    def acts_after(self, seconds, signs=lambda second: Signs(0.0, 0)):
+        """Look each second; return what was to be done but waiting, up to the end of the process."""
+        acts = []
         for second in range(int(seconds / PING_INTERVAL_S)):
             self.clock.advance(PING_INTERVAL_S)
             self.watch.awake.tick()
-            verdict = self.watch.look_at_load(signs(second))
-            if verdict == "stuck":
+            act, self.finding = self.watch.look_at_load(signs(second))
+            acts += [act] if act != "wait" else []
+            if act == "end":
                 break
-        return verdict
+        return acts
 
 
 def test_a_load_that_does_nothing_is_stuck_after_two_minutes_and_named():
     load = Load()
     load.watch.note_phase("pack", 0.0)
-    assert load.verdict_after(LOAD_STUCK_S - 1) == "stalled"
-    assert load.verdict_after(5) == "stuck"
-    assert load.watch.phase == "pack"
+    assert load.acts_after(LOAD_STUCK_S - 1) == ["ask"]
+    assert load.acts_after(5) == ["end"]
+    assert load.finding == "tells of no progress in loading for 121 s (in pack)"
 
 
 def test_a_large_model_on_a_slow_disk_may_load_for_hours_if_phases_are_told():
     load = Load()
     for part in range(200):
         load.watch.note_phase("read", part / 200)
-        assert load.verdict_after(LOAD_STUCK_S - 2, lambda second: Signs(0.0, second << 16)) == "moving"
+        assert load.acts_after(LOAD_STUCK_S - 2, lambda second: Signs(0.0, second << 16)) == []
 
 
 def test_one_phase_of_which_nothing_is_told_goes_on_while_bytes_come_from_the_disk():
     load = Load()
     slow = lambda second: Signs(0.0, second // 100 * 4096)  # noqa: E731 - a page in a hundred seconds
-    assert load.verdict_after(LOAD_MUTE_S - 2, slow) in ("moving", "stalled")
+    assert set(load.acts_after(LOAD_MUTE_S - 2, slow)) == {"ask"}
 
 
 def test_computing_is_a_sign_of_life_and_polling_is_none():
-    assert Load().verdict_after(LOAD_MUTE_S - 2, lambda second: Signs(second * LEAST_CPU_S * 1.1, 0)) == "moving"
-    assert Load().verdict_after(LOAD_STUCK_S + 5, lambda second: Signs(second * LEAST_CPU_S * 0.9, 0)) == "stuck"
+    assert Load().acts_after(LOAD_MUTE_S - 2, lambda second: Signs(second * LEAST_CPU_S * 1.1, 0)) == []
+    assert Load().acts_after(LOAD_STUCK_S + 5, lambda second: Signs(second * LEAST_CPU_S * 0.9, 0))[-1:] == ["end"]
 
 
 def test_whoever_computes_for_ever_and_tells_nothing_is_stuck_too():
-    assert Load().verdict_after(LOAD_MUTE_S + 5, lambda second: Signs(float(second), 0)) == "stuck"
+    assert Load().acts_after(LOAD_MUTE_S + 5, lambda second: Signs(float(second), 0))[-1:] == ["end"]
 
 
 def test_where_the_kernel_tells_nothing_only_the_long_limit_holds():
-    assert Load().verdict_after(LOAD_MUTE_S - 2, lambda second: None) == "moving"
-    assert Load().verdict_after(LOAD_MUTE_S + 5, lambda second: None) == "stuck"
+    assert Load().acts_after(LOAD_MUTE_S - 2, lambda second: None) == []
+    assert Load().acts_after(LOAD_MUTE_S + 5, lambda second: None)[-1:] == ["end"]
 
 
 def test_the_same_news_again_is_no_progress():
     load = Load()
     for _ in range(int(LOAD_STUCK_S)):
         load.watch.note_phase("pack", 0.5)
-        load.verdict_after(1)
-    assert load.verdict_after(5) == "stuck"
+        load.acts_after(1)
+    assert load.acts_after(5)[-1:] == ["end"]
 
 
 def test_the_silence_of_an_earlier_process_does_not_count():
     load = Load()
-    assert load.verdict_after(LOAD_STUCK_S + 5) == "stuck"
+    assert load.acts_after(LOAD_STUCK_S + 5)[-1:] == ["end"]
     load.watch.note_start()
-    assert load.verdict_after(LOAD_STALLED_S) == "moving"
+    assert load.acts_after(LOAD_STALLED_S) == []
 
 
 def test_a_standstill_of_our_own_is_nobodys_silence():
     load = Load()
-    load.verdict_after(10)
+    load.acts_after(10)
     load.clock.advance(10 * HOURS)
-    assert load.verdict_after(5) == "moving"
+    assert load.acts_after(5) == []
 
 
 def test_a_pong_without_new_steps_is_no_progress_unless_nothing_is_owed():
     load = Load()
     for _ in range(20):
-        load.verdict_after(1)
+        load.acts_after(1)
         load.watch.note_pong(Pong(number=1, steps=7, since_step_s=0.0, busy=True, expected_step_s=0.1))
     assert load.watch.health(alive=True, waiting=False).since_step_s == pytest.approx(19.0)
     load.watch.note_pong(Pong(number=2, steps=7, since_step_s=50.0, busy=False, expected_step_s=0.1))
