@@ -1,4 +1,4 @@
-"""Points that an engine passes with a model in it: a few requests with every kind of wish, on one engine kept over runs.
+"""Points that an engine passes with a model in it: a few requests with every kind of wish, on one engine that is kept.
 
 The engine is kept so that what a fault leaves behind shows in the next run; only a fault that ends the process gets a
 new one. After each run nothing is held, and the same requests get the same answers again.

@@ -7,18 +7,9 @@ ends. Never a wrong token, and nothing is left: the engine is kept, and what a f
 import pytest
 
 from faults.in_engine import REQUESTS, Stage, fires_at_start
+from faults.points import AT_START, HARMLESS_IN_A_STEP, LOSING_THE_TABLE
 from sayfa.base.errors import ModelError
 
-HARMLESS = (
-    "runner.prepare", "runner.before_forward", "runner.logits", "runner.before_sample", "runner.score_prompt",
-    "runner.edit", "runner.draw", "runner.logprobs", "runner.note",
-)  # fmt: skip
-LOSING = ("runner.table.forget", "runner.table.put", "runner.copy_pages")
-STARTING = (
-    "load.config", "load.json", "load.open", "load.map", "load.safetensors_header", "load.tensor", "load.program",
-    "load.pack", "load.pages", "load.warm_up", "runner.table.put", "runner.prepare", "runner.before_forward",
-    "runner.draw",
-)  # fmt: skip
 MODEL_ERRORS = ("load.json", "load.open", "load.map")
 
 
@@ -37,7 +28,7 @@ def fire_all(fire):
 
 
 @pytest.mark.parametrize("kind", ["raise", "memory"])
-@pytest.mark.parametrize("name", HARMLESS)
+@pytest.mark.parametrize("name", HARMLESS_IN_A_STEP)
 def test_a_step_that_fails_once_harms_nobody(stage, name, kind):
     def fire(nth):
         passes, failed, ended = stage.fire(name, kind, nth)
@@ -49,7 +40,7 @@ def test_a_step_that_fails_once_harms_nobody(stage, name, kind):
 
 
 @pytest.mark.parametrize("kind", ["raise", "memory"])
-@pytest.mark.parametrize("name", LOSING)
+@pytest.mark.parametrize("name", LOSING_THE_TABLE)
 def test_a_table_that_could_not_be_changed_ends_the_engine(stage, name, kind):
     def fire(nth):
         passes, failed, ended = stage.fire(name, kind, nth)
@@ -76,7 +67,7 @@ def test_numbers_that_are_not_finite_end_one_request(stage, kind):
 
 
 @pytest.mark.parametrize("kind", ["raise", "memory", "eio"])
-@pytest.mark.parametrize("name", STARTING)
+@pytest.mark.parametrize("name", AT_START)
 def test_a_fault_at_the_start_is_an_error_and_never_an_engine(name, kind):
     def fire(nth):
         passes, problem = fires_at_start(name, kind, nth)

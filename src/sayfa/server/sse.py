@@ -136,6 +136,9 @@ class EventStream(Response):
 
     async def _put(self, send: Send, event: bytes) -> None:
         fault("server.stream.send")
+        await self._write(send, event)
+
+    async def _write(self, send: Send, event: bytes) -> None:
         self.sending_since_s = self.last_sent_s = self._clock.monotonic()
         await send({"type": "http.response.body", "body": event, "more_body": True})
         self.sending_since_s = None
@@ -144,7 +147,7 @@ class EventStream(Response):
         answer = self._explain(error)
         body = body_bytes(answer)
         if self._started:
-            await self._put(send, b"data: " + body + b"\n\n" + DONE)
+            await self._write(send, b"data: " + body + b"\n\n" + DONE)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
