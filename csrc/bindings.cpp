@@ -13,6 +13,7 @@
 #include <stdexcept>
 
 #include "program.h"
+#include "step_arrays.h"
 #include "weight.h"
 
 namespace nb = nanobind;
@@ -308,6 +309,32 @@ void sample(Pool& pool, const std::string& isa, Address logits, int64_t stride, 
   pool.run(&job, 1, Batch{}, nullptr);
 }
 
+using Plan = nb::ndarray<const int32_t, nb::shape<-1, 5>, nb::c_contig, nb::device::cpu>;
+using StepArrays = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void bind_step_arrays(nb::module_& m) {
+  nb::class_<TableColumns>(m, "TableColumns")
+      .def("__init__", [](TableColumns* self, Address tokens, Address pages, Address num_tokens, Address num_pages,
+                          int64_t token_stride, int64_t page_stride, int64_t max_rows, int64_t page_size) {
+        new (self) TableColumns{at<int32_t>(tokens), at<int32_t>(pages), at<int32_t>(num_tokens), at<int32_t>(num_pages),
+                                token_stride, page_stride, max_rows, page_size};
+      });
+  m.def("step_sizes", [](const TableColumns& table, const Plan& plan) {
+    std::string error;
+    const auto rows = static_cast<int64_t>(plan.shape(0));
+    const StepSizes sizes = step_sizes(table, reinterpret_cast<const PlanRow*>(plan.data()), rows, error);
+    if (!error.empty()) throw std::invalid_argument(error);
+    return std::make_tuple(sizes.tokens, sizes.logits, sizes.pages);
+  });
+  m.def("fill_step", [](const TableColumns& table, const Plan& plan, int64_t tokens, int64_t logits, int64_t pages,
+                        const StepArrays& out) {
+    const auto rows = static_cast<int64_t>(plan.shape(0));
+    if (static_cast<int64_t>(out.shape(0)) != 3 * tokens + 4 * rows + 2 + rows * pages + logits)
+      throw std::invalid_argument("the output has another size than this step's arrays");
+    fill_step(table, reinterpret_cast<const PlanRow*>(plan.data()), rows, {tokens, logits, pages}, out.data());
+  });
+}
+
 // Seconds that all workers take to read a block once, in order: what weights at one row can reach at best.
 double read_seconds(Pool& pool, const Block& block) {
   struct Read {
@@ -340,5 +367,6 @@ NB_MODULE(_native, m) {
   bind_weight(m);
   bind_program(m);
   m.def("sample", &sample);
+  bind_step_arrays(m);
   m.def("read_seconds", &read_seconds);
 }

@@ -59,7 +59,7 @@ class Driver:
     ) -> None:
         self.table = RequestTable(32, 512, page_size, config.vocab_size)
         self._recorder = Recorder(chosen.executor)
-        self._runner = ModelRunner(self._recorder, self.table, chosen.draw)  # type: ignore[arg-type]
+        self._runner = ModelRunner(self._recorder, self.table, chosen.draw, make_prepare=chosen.make_prepare)  # type: ignore[arg-type]
         self._page_size = page_size
         self._free = list(range(1, num_pages))
         random.Random(seed).shuffle(self._free)

@@ -93,7 +93,7 @@ def build_engine(
         memory, max_model_len = size_pages(config, chosen.executor, max_model_len)
         chosen.executor.allocate_pages(memory.num_pages)
     table = RequestTable(config.scheduler.max_num_seqs, max_model_len, config.cache.block_size, model.vocab_size)
-    runner = ModelRunner(chosen.executor, table, chosen.draw, clock)
+    runner = ModelRunner(chosen.executor, table, chosen.draw, clock, chosen.make_prepare)
     with phases.phase("warm-up"):
         fault("load.warm_up")
         warm_up(runner, min(WARM_UP_TOKENS, max_model_len - 1, config.cache.block_size))

@@ -4,6 +4,7 @@ Called by `engine.build` and `llm`. Neither executor is imported before it is ch
 never loads torch.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ from sayfa.models.formats.dequant import dequantize
 from sayfa.nn.program.executor import Executor
 from sayfa.nn.program.program import Program
 from sayfa.runner.draw import draw
+from sayfa.runner.prepare import Prepare
+from sayfa.runner.request_table import RequestTable
 from sayfa.runner.sampler import Draw
 
 EXECUTORS = Registry(
@@ -24,6 +27,7 @@ EXECUTORS = Registry(
 )
 _NATIVE_WHY_NOT = Registry("sayfa.native", {"why_not": "sayfa.nn.program.native:why_not"})
 _NATIVE_DRAW = Registry("sayfa.native", {"draw": "sayfa.runner.native_draw:NativeDraw"})
+_NATIVE_PREPARE = Registry("sayfa.native", {"prepare": "sayfa.runner.native_prepare:NativePrepare"})
 
 
 @dataclass(frozen=True)
@@ -41,11 +45,15 @@ class StepLimits:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The executor, the draw that goes with it, and why it is not native (empty if it is)."""
+    """The executor, what goes with it, and why it is not native (empty if it is).
+
+    make_prepare: makes the twin of `runner.prepare` for a table; None stands for `runner.prepare` itself.
+    """
 
     executor: Executor
     draw: Draw
     why_not_native: str
+    make_prepare: Callable[[RequestTable], Prepare] | None = None
 
 
 def make_executor(
@@ -99,4 +107,4 @@ def _native(program: Program, limits: StepLimits, **options: Any) -> Chosen:
         kv_type=kv_type,
         **options,
     )
-    return Chosen(executor, _NATIVE_DRAW.get("draw")(executor), "")
+    return Chosen(executor, _NATIVE_DRAW.get("draw")(executor), "", _NATIVE_PREPARE.get("prepare"))

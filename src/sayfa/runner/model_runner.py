@@ -4,12 +4,15 @@ It does not know why: which rows, which pages and how many tokens are the plan's
 the request table and in the executor's pages.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 from sayfa.base.clock import Clock, SystemClock
 from sayfa.base.errors import LostStateError
 from sayfa.base.faults import altered, fault
 from sayfa.base.step import RunnerOutput, SchedulerOutput
 from sayfa.nn.program.executor import Executor
-from sayfa.runner.prepare import prepare
+from sayfa.runner.prepare import Prepare, prepare
 from sayfa.runner.request_table import RequestTable
 from sayfa.runner.sampler import Draw, Sampler
 
@@ -17,11 +20,19 @@ from sayfa.runner.sampler import Draw, Sampler
 class ModelRunner:
     """Executes plans on one executor; pages must have been allocated. `clock` only times the parts of a step."""
 
-    def __init__(self, executor: Executor, table: RequestTable, draw: Draw, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        table: RequestTable,
+        draw: Draw,
+        clock: Clock | None = None,
+        make_prepare: Callable[[RequestTable], Prepare] | None = None,
+    ) -> None:
         self._executor = executor
         self._table = table
         self._clock = clock or SystemClock()
         self._sampler = Sampler(table, draw)
+        self._prepare = make_prepare(table) if make_prepare else partial(prepare, table=table)
 
     def execute(self, plan: SchedulerOutput) -> RunnerOutput:
         """Do one step, in the plan's order: forget, new, added_pages, copies, rows.
@@ -38,7 +49,7 @@ class ModelRunner:
             return RunnerOutput(step=plan.step)
         begun = self._clock.monotonic()
         fault("runner.prepare")
-        prepared = prepare(plan.rows, self._table)
+        prepared = self._prepare(plan.rows)
         ready = self._clock.monotonic()
         fault("runner.before_forward")
         logits = altered("runner.logits", self._executor.run(prepared.batch))

@@ -4,6 +4,7 @@ All rows' tokens lie end to end, no padding, no phases; a row of one token and a
 plan is checked against the table first, because past the native executor's door a wrong index is a crash.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,10 @@ class Prepared:
     end: Ints
     logit_start: Ints
     samples: NDArray[np.bool_]
+
+
+Prepare = Callable[[list[ScheduledRow]], Prepared]
+"""`prepare` with its table; `runner.native_prepare` is the fast twin."""
 
 
 def prepare(scheduled: list[ScheduledRow], table: RequestTable) -> Prepared:
@@ -74,8 +79,9 @@ def _last_of_each(query_end: Ints, num_logits: Ints, logit_start: Ints) -> Ints:
 
 
 def _check(rows: Ints, end: Ints, wrong: NDArray[np.bool_], table: RequestTable) -> None:
-    if ((rows < 0) | (rows >= table.max_rows)).any():
-        raise ValueError(f"the plan names rows outside the table of {table.max_rows}: {rows.tolist()}")
+    outside = (rows < 0) | (rows >= table.max_rows)
+    if outside.any():
+        raise ValueError(f"the plan names row {rows[outside.argmax()]}, outside the table of {table.max_rows}")
     if wrong.any():
         raise ValueError(f"row {rows[wrong.argmax()]}: start, count and number of logits contradict each other")
     missing = end > table.num_tokens[rows]

@@ -147,6 +147,8 @@ class Sampler:
         Returns [R]: 1 edited, 0 left alone, -1 edited, but the logits were not finite (which a penalty hides).
         """
         edited = np.zeros(len(rows), np.int8)
+        if wishes.edits is None and wishes.masked_until is None:
+            return edited
         if wishes.edits is not None:
             edited[wishes.edits] = 1
             edited[[index for index in np.flatnonzero(wishes.edits) if not np.isfinite(chosen[index]).all()]] = -1

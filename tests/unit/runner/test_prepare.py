@@ -1,16 +1,27 @@
 """Laws of prepare: the flat arrays equal those of a plain loop, and a plan that contradicts the table is refused."""
 
 import random
+from importlib import import_module
 
 import numpy as np
 import pytest
 
 from sayfa.base.sampling_params import SamplingParams
 from sayfa.base.step import NewRow, ScheduledRow
+from sayfa.nn.program.native_library import missing_because
 from sayfa.runner.prepare import prepare
 from sayfa.runner.request_table import RequestTable
 
 PAGE = 16
+
+
+def native_prepare(plan, table):
+    """The library's twin, made for one step."""
+    return import_module("sayfa.runner.native_prepare").NativePrepare(table)(plan)
+
+
+WITHOUT_LIBRARY = pytest.mark.skipif(bool(missing_because), reason=missing_because)
+BOTH = pytest.mark.parametrize("build", [prepare, pytest.param(native_prepare, marks=WITHOUT_LIBRARY)])
 
 
 def make_table(rng, num_rows):
@@ -37,12 +48,13 @@ def make_plan(rng, table, most):
     return plan
 
 
+@BOTH
 @pytest.mark.parametrize("seed", range(30))
-def test_arrays_equal_those_of_a_plain_loop(seed):
+def test_arrays_equal_those_of_a_plain_loop(seed, build):
     rng = random.Random(seed)
     table = make_table(rng, rng.randint(1, 20))
     plan = make_plan(rng, table, rng.choice([1, 5, 64]))
-    step = prepare(plan, table)
+    step = build(plan, table)
     ids, positions, slots, starts, logit_rows, logit_starts = [], [], [], [0], [], [0]
     for row in plan:
         for position in range(row.start, row.start + row.count):
@@ -70,6 +82,7 @@ def test_arrays_equal_those_of_a_plain_loop(seed):
         assert array.flags.c_contiguous, name
 
 
+@BOTH
 @pytest.mark.parametrize(
     ("row", "what"),
     [
@@ -85,10 +98,10 @@ def test_arrays_equal_those_of_a_plain_loop(seed):
         (ScheduledRow(5, 0, 40, 1, True), "2 pages do not hold 40"),
     ],
 )
-def test_a_plan_that_contradicts_the_table_is_refused(row, what):
+def test_a_plan_that_contradicts_the_table_is_refused(row, what, build):
     """Past this door a wrong index would read foreign memory."""
     table = RequestTable(40, 400, PAGE, 100)
     table.put(NewRow(row=3, tokens=[1] * 10, num_prompt=10, params=SamplingParams(), seed=0, pages=[7]))
     table.put(NewRow(row=5, tokens=[1] * 40, num_prompt=40, params=SamplingParams(), seed=0, pages=[8, 9]))
     with pytest.raises(ValueError, match=what):
-        prepare([row], table)
+        build([row], table)
