@@ -119,6 +119,7 @@ async def test_step_figures_become_gauges_and_counters_that_never_fall() -> None
         idle = read(metrics.render())
         metrics.engine_state("ready", restarted=True)
         metrics.engine_ready(app.state.context.client.info)
+        assert read(metrics.render())["sayfa:cache_config_info"] == 1, "the facts of the next engine are shown"
         metrics.on_outputs(Outputs(stats=step(preemptions=2, prefix_queries=4, prefix_hits=1)))
         sums = read(metrics.render())
     assert idle["sayfa:num_requests_running"] == 0 == idle["sayfa:engine_up"]

@@ -62,6 +62,7 @@ class ServerMetrics:
         self._page.register(_Aliased(self._registry, with_aliases))
         self._fixed = {"model_name": model_name, "engine": "0"}
         self._families: dict[str, Any] = {}
+        self._children: dict[tuple[str, tuple[tuple[str, str], ...]], Any] = {}
         self._reasons: set[str] = set()
         self._totals: dict[str, int] = {}
         for metric in METRICS.values():
@@ -83,7 +84,12 @@ class ServerMetrics:
         return family
 
     def _family(self, name: str, **labels: str) -> Any:
-        return self._families[name].labels(**self._fixed, **labels)
+        """A metric's value under these labels; kept, since finding it costs more than setting it."""
+        key = (name, tuple(labels.items()))
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = self._families[name].labels(**self._fixed, **labels)
+        return child
 
     def render(self) -> bytes:
         """The page in Prometheus' text format."""
@@ -215,7 +221,7 @@ class ServerMetrics:
             "enable_prefix_caching": str(info.prefix_caching).lower(),
         }
         self._families["cache_config_info"].clear()
-        self._family("cache_config_info", **facts).set(1)
+        self._families["cache_config_info"].labels(**self._fixed, **facts).set(1)
 
     @_harmless
     def engine_state(self, state: str, restarted: bool) -> None:
