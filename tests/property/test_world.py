@@ -65,6 +65,7 @@ def test_the_same_history_plays_the_same_way() -> None:
         assert play(history).digest == play(from_json(history.to_json())).digest
 
 
+@pytest.mark.timeout(600)
 def test_the_histories_visit_what_they_are_for() -> None:
     """Each kind of blow falls, each ending is seen often, and all that worlds are for happens, in 300 histories."""
     endings: Counter[str] = Counter()

@@ -16,6 +16,7 @@ HANDFUL = [
 SEEDS = {"overload": 1, "fairness": 1}
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("mutant", HANDFUL)
 def test_the_worlds_notice(mutant: Mutant, tmp_path: Path) -> None:
     said = notice(mutant, tmp_path, SEEDS.get(mutant.check, 300))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "sayfa"
 MOST_SEEDS = 300
-TIME_LIMIT_S = 120.0
+TIME_LIMIT_S = 500.0
 _PROGRAM = """
 import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "sayfa" not in type(finder).__module__]
