@@ -70,8 +70,6 @@ MUTANTS = (
            "behind[output.id] = box"),
     Mutant("nobody who is paused goes on", "wire/streams.py", "                        self._resume(box)\n",
            "                        pass\n"),
-    Mutant("a deaf reader is paused for ever", "wire/streams.py",
-           "self.fail(box.request.id, EngineError(message, code=\"slow_reader\"))", "pass"),
     Mutant("a death is not told", "wire/process_client.py",
            "self._streams.fail_all(EngineDead)\n        self._quarantine", "self._quarantine"),
     Mutant("a reader that leaves aborts nothing", "wire/streams.py",
