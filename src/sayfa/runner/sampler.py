@@ -65,23 +65,27 @@ class Sampler:
         edited = self._edit_rows(chosen, rows, end, wishes)
         if wishes.edits is not None:
             failed |= dict.fromkeys(drawing[edited < 0].tolist(), _NUMERICAL)
+        fault("runner.draw")
         drawn = self._draw(chosen, _with_noise(wishes, end))
         tokens = drawn.token.tolist()
         if min(tokens) < 0:
             for index in [index for index, token in enumerate(tokens) if token < 0]:
                 masked = edited[index] and np.isneginf(chosen[index]).all()
                 failed.setdefault(int(drawing[index]), _NOTHING_ALLOWED if masked else _NUMERICAL)
-        good = np.array([s not in failed for s in drawing.tolist()]) if failed else slice(None)
-        self._table.set_sampled(rows[good], end[good], drawn.token[good])
         logprobs = self._logprobs_of(rows, drawn, tokens) if wishes.logprobs else {}
         found = {
             s: ([token], logprobs.get(index, []))
             for index, (s, token) in enumerate(zip(drawing.tolist(), tokens, strict=True))
         }
-        return [
+        results = [
             _result(row, scored.get(s, []), failed.get(s), *found.get(s, ([], [])))
             for s, row in enumerate(step.rows.tolist())
         ]
+        # Last of all: a step that raises is made again, and a token that was noted then would be counted twice.
+        good = np.array([s not in failed for s in drawing.tolist()]) if failed else slice(None)
+        fault("runner.note")
+        self._table.set_sampled(rows[good], end[good], drawn.token[good])
+        return results
 
     def _wishes_of(self, rows: NDArray[np.int32]) -> Wishes:
         table, key = self._table, (self._table.version, rows.tobytes())
@@ -107,6 +111,7 @@ class Sampler:
 
     def _logprobs_of(self, rows: NDArray[np.int32], drawn: Drawn, tokens: list[int]) -> dict[int, list[TokenLogprobs]]:
         """Log-probabilities of the drawn tokens, by index among the drawing rows, for those that asked."""
+        fault("runner.logprobs")
         asked = enumerate(zip(self._table.num_top[rows].tolist(), tokens, strict=True))
         return {index: [_logprobs(drawn, index, num_top)] for index, (num_top, token) in asked if num_top >= 0 <= token}
 
