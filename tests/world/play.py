@@ -4,7 +4,8 @@
 
 1. Each call ends exactly once, as served, refused, expired, aborted or failed; nobody is left waiting.
 2. What is served is what the oracle says; what is cut short is a beginning of it.
-3. Each failure has a cause in the history: nobody fails for another one's fault, nothing expires early.
+3. Each failure has a cause in the history: nobody fails for another one's fault, nothing expires early, no engine is
+   replaced that nothing befell.
 4. Each refusal that says "later" says when (Retry-After).
 5. The books of the server agree with what its callers saw.
 6. At the end nothing is left: pages, rows, streams, watches, tasks, processes.
@@ -43,6 +44,8 @@ from world.seen import Seen, phase_of
 PATIENCE_S = 900.0
 """Longer than all deadlines, back-offs and limits of a history together; who still waits then waits for ever."""
 
+DEADLY = ("kill", "raise", "die", "freeze", "garble", "no_start", "hang_load", "slow_load", "sigterm")
+"""Blows after which there may be another engine than the first."""
 _BOOKS = {
     "requests_received": "received", "request_success": "ended", "admission_rejections": "rejected",
     "requests_in_flight": "in_flight",
@@ -312,6 +315,10 @@ class World:
             if error is not None:
                 raise ViolationError(f"the engine process broke: {error!r}") from error
         demand(not self._host.broken, "; ".join(self._host.broken))
+        deadly = any(
+            e.spoil in ("die", "raise") if isinstance(e, Call) else e.kind in DEADLY for e in self._history.events
+        )
+        demand(deadly or len(self._host.processes) == 1, "an engine was replaced though nothing befell it")
         left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         demand(not left, f"tasks are left: {left}")
         demand(not self._loop.complaints, "; ".join(self._loop.complaints))
