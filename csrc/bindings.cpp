@@ -120,6 +120,9 @@ void bind_weight(nb::module_& m) {
     const auto both = pieces_of({gate, up});
     return Weight::can_pair(both[0], both[1], floats);
   });
+  m.def("row_formats", [](const std::string& isa, uint32_t formats) {
+    return row_formats(formats, kernels_or_throw(isa)->linear.bf16_rows);
+  });
   m.def("prepared_bytes", [](int64_t k, uint32_t formats) { return row_layout(k, formats).bytes; });
 }
 

@@ -204,22 +204,44 @@ inline F16 to_float(I16 x) {
 
 // ---------------------------------------------------------------------------------------------- bfloat16
 
+#if defined(__AVX512BF16__)
 // sum + w0 * x0 + w1 * x1, where each column holds the pair (w0, w1) and `pair` the activations (x0, x1).
 inline F16 dot_bf16(F16 sum, const uint8_t* w, uint32_t pair) {
-#if defined(__AVX512BF16__)
   const __m512i weights = _mm512_loadu_si512(w);
   sum.v[0] = _mm512_dpbf16_ps(sum.v[0], (__m512bh)weights, (__m512bh)_mm512_set1_epi32(static_cast<int32_t>(pair)));
-#else
-  const Lanes both = bits_of(vset(float_of_bits(pair)));  // spread first: one load
-  const Vf first = from_bits(both << 16), second = from_bits(both & static_cast<int32_t>(0xffff0000));
-  for (int i = 0; i < kParts; ++i) {
-    const Lanes weights = bits_of(vload(reinterpret_cast<const float*>(w) + i * W));
-    sum.v[i] = vfma(from_bits(weights << 16), first, sum.v[i]);
-    sum.v[i] = vfma(from_bits(weights & static_cast<int32_t>(0xffff0000)), second, sum.v[i]);
-  }
-#endif
   return sum;
 }
+#else
+// The first, or the second, of each column's pair of weights, widened.
+inline F16 widened(const uint8_t* w, bool second) {
+  F16 r;
+  for (int i = 0; i < kParts; ++i) {
+    const Lanes pairs = bits_of(vload(reinterpret_cast<const float*>(w) + i * W));
+    r.v[i] = from_bits(second ? pairs & static_cast<int32_t>(0xffff0000) : pairs << 16);
+  }
+  return r;
+}
+#endif
+
+// One part of the R rows, walked along K. The addresses of rows 1 and 2, 4 and 5 are those of 0 and 3 plus one or two
+// strides, which the processor adds for free; two pointers stand for six rows, and the compiler, which would make six of
+// them and run out of registers, is kept from looking through.
+class Walk {
+ public:
+  Walk(const uint8_t* first, int64_t stride) : low_(first), high_(first + 3 * stride), stride_(stride) { hide(); }
+  const uint8_t* row(int r) const { return (r < 3 ? low_ : high_) + (r % 3) * stride_; }
+  void advance(int64_t bytes) {
+    low_ += bytes;
+    high_ += bytes;
+    hide();
+  }
+
+ private:
+  void hide() { asm("" : "+r"(low_), "+r"(high_), "+r"(stride_)); }
+  const uint8_t* low_;
+  const uint8_t* high_;
+  int64_t stride_;
+};
 
 // Fetches what `p` will have become `f.ahead` bytes on: of the lines in `bytes` each `step`th, beginning with number `first`.
 inline void fetch_early(const Fetch& f, const uint8_t* p, int64_t bytes, int64_t first = 0, int64_t step = 1) {

@@ -49,8 +49,9 @@ struct Rows {
 
 // All rows of a block by one panel, in tiles of nearly equal height. `fetch` tells what the panel is followed by.
 void multiply_panel(const LinearArgs& a, const Segment& s, int64_t panel, const Rows& rows, Fetch fetch) {
-  alignas(64) float sums[kTileRows * kPanelColumns];
-  const int64_t tiles = (rows.count + kTileRows - 1) / kTileRows;
+  alignas(64) float sums[std::max(kIntTileRows, kFloatTileRows) * kPanelColumns];
+  const int64_t most = is_float(s.format) ? kFloatTileRows : kIntTileRows;
+  const int64_t tiles = (rows.count + most - 1) / most;
   // A panel read once: fetch what is needed soon. Else the first tile fetches the next panel while all compute on this.
   fetch.ahead = rows.count <= kOnePassRows ? kFetchAhead : s.bytes;
   for (int64_t tile = 0; tile < tiles; ++tile) {
@@ -136,6 +137,6 @@ void linear(const LinearArgs& a, const Batch& batch, const Worker& worker, Count
   for (int i = 0; i < worker.count; ++i) work_lane(a, worker, (worker.id + i) % worker.count, all);
 }
 
-LinearTable linear_table() { return {embed, prepare, linear, pack}; }
+LinearTable linear_table() { return {embed, prepare, linear, pack, kBf16Rows}; }
 
 }  // namespace sayfa::SAYFA_ISA

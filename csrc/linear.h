@@ -82,7 +82,11 @@ struct LinearTable {
   void (*prepare)(const PrepareArgs&, const Batch&, const Worker&, Counter&);
   void (*linear)(const LinearArgs&, const Batch&, const Worker&, Counter&);
   void (*pack)(const PackArgs&, const Worker&, Counter&);
+  bool bf16_rows;  // whether bfloat16 panels take bfloat16 rows; else float32 ones
 };
+
+// The parts of a row that consumers of these formats need (a bit per Format), on an instruction set with or without bf16_rows.
+uint32_t row_formats(uint32_t formats, bool bf16_rows);
 
 // Lays out prepared rows of width k for consumers of these formats (a bit per Format).
 RowLayout row_layout(int64_t k, uint32_t formats);
@@ -105,7 +109,7 @@ struct Fetch {
   const uint8_t* next;  // null: nothing from there on
 };
 
-// Multiplies `rows` (at most kTileRows) prepared rows by one panel. tile [rows][columns of the panel] float.
+// Multiplies `rows` (at most kIntTileRows or kFloatTileRows) prepared rows by one panel. tile [rows][columns of the panel] float.
 struct TileArgs {
   const uint8_t* panel;
   const uint8_t* rows;
@@ -118,13 +122,22 @@ using TileKernel = void (*)(const TileArgs&);
 TileKernel int_tile(Format format, int rows);
 TileKernel float_tile(Format format, int rows);
 
-// Rows of a tile, and up to how many of them a kernel reads its panel once, from front to back.
+// Rows of a tile of integer and of float panels, and up to how many of them a kernel reads its panel once, front to back.
 #if defined(__AVX512F__)
-constexpr int kTileRows = 6;
+constexpr int kIntTileRows = 6;
+constexpr int kFloatTileRows = 6;
 constexpr int kOnePassRows = 6;
 #else
-constexpr int kTileRows = 4;
+constexpr int kIntTileRows = 4;
+constexpr int kFloatTileRows = 5;
 constexpr int kOnePassRows = 1;
+#endif
+
+// Whether bfloat16 panels take bfloat16 rows; else they take float32 ones.
+#if defined(__AVX512BF16__)
+constexpr bool kBf16Rows = true;
+#else
+constexpr bool kBf16Rows = false;
 #endif
 }  // namespace SAYFA_ISA
 #endif

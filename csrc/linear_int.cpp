@@ -56,26 +56,6 @@ inline I16 dot(I16 sum, I16 w, const uint8_t* q) {
 
 inline F16 f_spread(const uint8_t* x) { return f_set(float_of_bits(load32(x))); }
 
-// One part of the R rows, walked along K. The addresses of rows 1 and 2, 4 and 5 are those of 0 and 3 plus one or two
-// strides, which the processor adds for free; two pointers stand for six rows, and the compiler, which would make six of
-// them and run out of registers, is kept from looking through.
-class Walk {
- public:
-  Walk(const uint8_t* first, int64_t stride) : low_(first), high_(first + 3 * stride), stride_(stride) { hide(); }
-  const uint8_t* row(int r) const { return (r < 3 ? low_ : high_) + (r % 3) * stride_; }
-  void advance(int64_t bytes) {
-    low_ += bytes;
-    high_ += bytes;
-    hide();
-  }
-
- private:
-  void hide() { asm("" : "+r"(low_), "+r"(high_), "+r"(stride_)); }
-  const uint8_t* low_;
-  const uint8_t* high_;
-  int64_t stride_;
-};
-
 // sum + dots * (scale of the column * scale of the row) and, where the format has one, minimum * (the row's scaled sum).
 template <Format F>
 inline F16 add_group(F16 sum, I16 dots, F16 scale, F16 minimum, const uint8_t* facts) {
@@ -130,8 +110,7 @@ void tile(const TileArgs& t) {
           for (I16& a : acc[r]) a = widen_short(start<F>(facts.row(r)), a);
       for (int v = 0; v < kSides; ++v) {
         const F16 scale = f_load_half(p + (side + v) * 32);
-        F16 minimum;
-        if (S::minimum) minimum = f_load_half(p + 64 + (side + v) * 32);
+        const F16 minimum = S::minimum ? f_load_half(p + 64 + (side + v) * 32) : f_set(0.0f);
         for (int r = 0; r < R; ++r) {
           if (kKeeps) {
             kept[r][v] = add_group<F>(kept[r][v], acc[r][v], scale, minimum, facts.row(r));

@@ -22,6 +22,11 @@ void append_rows(const Piece& piece, int64_t k, int64_t first, int64_t end, std:
 
 }  // namespace
 
+uint32_t row_formats(uint32_t formats, bool bf16_rows) {
+  const uint32_t bf16 = 1u << static_cast<int>(Format::bf16), f32 = 1u << static_cast<int>(Format::f32);
+  return !bf16_rows && (formats & bf16) ? (formats & ~bf16) | f32 : formats;
+}
+
 RowLayout row_layout(int64_t k, uint32_t formats) {
   RowLayout l;
   l.k = k;

@@ -117,7 +117,7 @@ class NativeExecutor:
         self._keep: list[Any] = []
         floats = FLOAT_PANELS[dtype]
         self._weights = PackedWeights(floats)
-        lowered = lower(program, self._weights.formats, self._weights.can_pair)
+        lowered = lower(program, self._row_formats, self._weights.can_pair)
         self._weights.pack(self._pool, self._isa)
         rows = {"tokens": max_tokens, "logits": max_rows}
         self._arena_plan = plan_arena(program, lowered, rows, _prepared_bytes)
@@ -218,6 +218,10 @@ class NativeExecutor:
         return SampleCall(pool=self._pool, isa=self._isa, **columns)
 
     # ------------------------------------------------------------------------------------------- building
+
+    def _row_formats(self, op: Linear, paired: bool) -> int:
+        """Plan the op's weight; the bits of the forms in which its input rows are wanted."""
+        return int(library.row_formats(self._isa, self._weights.formats(op, paired)))
 
     def _make_partials(self) -> Any:
         pages = self._pages_tuple(0, 0)
