@@ -31,6 +31,7 @@ ROWS, STEP_S, TOKENS = 4, 0.02, 40
 CAPACITY_PER_S = ROWS / (TOKENS * STEP_S)
 """Five answers a second if every row computes in every step: few, so that ten times as many cost little to send."""
 QUEUE = 32
+REFUSALS = ("queue_full", "share_of_queue_full", "draining", "server_overloaded")
 KEYS = ["sk-pressure-one", "sk-pressure-two", "sk-pressure-three", "sk-pressure-four"]
 
 
@@ -56,7 +57,7 @@ class Got(NamedTuple):
     @property
     def refused(self) -> bool:
         """Told to come back later before anything was said; who waits for long has got its status line already."""
-        return not self.has_text and self.code in ("queue_full", "share_of_queue_full", "draining")
+        return not self.has_text and self.code in REFUSALS
 
 
 class Server:
@@ -257,7 +258,7 @@ async def one_drain(twice: bool) -> dict[str, Any]:
     server = Server(queue=64)
     streams = [asyncio.create_task(call(server.port, KEYS[i % 4], 40, [i])) for i in range(64)]
     sums: dict[str, float] = {}
-    while sums.get("num_requests_running", 0) < ROWS or sums["requests_in_flight"] < len(streams):
+    while sums.get("num_requests_running", 0) < ROWS or sums["requests_received_total"] < len(streams):
         sums = await asyncio.to_thread(metric_sums, server.port)
     asked_s = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
