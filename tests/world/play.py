@@ -210,14 +210,18 @@ class World:
     async def _come_back(self) -> None:
         """R09: after any deaths there is an engine again, or it was given up for the number of them."""
         state = self._client.state
+
+        def enough() -> bool:
+            """A start that fails before there is a process is an attempt, too, and no death."""
+            return len(self._facts.deaths_s) > MAX_RESTARTS or "client.before_spawn" in self._facts.faults
+
         if state == "failed" or "sigterm" in self._facts.faults:
-            enough = len(self._facts.deaths_s) > MAX_RESTARTS or "client.before_spawn" in self._facts.faults
-            demand(enough or state != "failed", "the engine was given up too early")
+            demand(enough() or state != "failed", "the engine was given up too early")
             return
         try:
             await asyncio.wait_for(self._client.wait_ready(), PATIENCE_S)
         except (TimeoutError, EngineDead):
-            demand(len(self._facts.deaths_s) > MAX_RESTARTS, "no engine came back")
+            demand(enough(), "no engine came back")
 
     # ------------------------------------------------------------------------------------------- blows
 
