@@ -65,4 +65,5 @@ def test_a_fault_has_no_other_effect_than_it_may_have(case, every, wanted):
 @pytest.mark.parametrize("name", sorted({name for key, name, _, _ in CASES if key == "main"}))
 def test_time_that_passes_at_a_point_breaks_no_law(name, wanted):
     """Seven seconds in which nothing runs; all calls of that time come at once then, and some may find a full queue."""
-    judge("main", "delay", play("main", name, "delay", 1), wanted["main"])
+    history = HISTORIES["main"]
+    judge(history, "delay", play(history, name, "delay", 1), wanted["main"])
