@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sayfa.base.errors import InvalidRequest
-from sayfa.server.strict_json import MAX_DEPTH, parse
+from sayfa.server.strict_json import MAX_DEPTH, MAX_VALUES, parse
 
 leaves = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False)
 values = st.recursive(
@@ -85,3 +85,12 @@ def test_t15_a_wall_of_strings_is_refused_before_it_is_taken_apart() -> None:
         tracemalloc.stop()
     quotes = json.dumps({"text": json.dumps(["x"] * 200_000)}).encode()
     assert len(parse(quotes)["text"]) > 600_000
+
+
+def test_t15_values_are_counted_exactly_and_before_they_are_built() -> None:
+    """A million values pass, one more does not; commas in texts are none."""
+    ones = b'{"a": [' + b"1," * (MAX_VALUES - 1)
+    assert len(parse(ones + b'",,,,,"]}')["a"]) == MAX_VALUES
+    with pytest.raises(InvalidRequest, match="1000000 values"):
+        parse(ones + b"1,1]}")
+    assert parse(b'{"a": "' + b"," * (2 * MAX_VALUES) + b'"}')

@@ -1,7 +1,7 @@
 """Read a request body as JSON, more strictly than the standard library and within bounds.
 
 Called by `body` only. Refuses (400) what parsers disagree about or what costs more than it looks: nesting deeper than
-64, more than 10,000 keys or 100,000 strings, duplicate keys, number text beyond 64 characters, NaN and infinities,
+64, more than 10,000 keys, 100,000 strings or 1,000,000 values, duplicate keys, number text beyond 64 characters, NaN and infinities,
 invalid UTF-8, lone surrogates. Knows no fields.
 """
 
@@ -18,6 +18,7 @@ MAX_DEPTH = 64
 MAX_KEYS = 10_000
 MAX_CONTAINERS = 100_000
 MAX_STRINGS = 100_000
+MAX_VALUES = 1_000_000
 MAX_NUMBER_CHARS = 64
 
 _STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
@@ -84,9 +85,12 @@ def _check_shape(body: bytes) -> None:
         raise InvalidRequest(f"The body has more than {MAX_STRINGS} strings.", code="invalid_json")
     opened = body.count(b"[") + body.count(b"{")
     may_be_long = _has_long_number(body)
-    if opened <= MAX_DEPTH and not may_be_long:
+    may_be_many = body.count(b",") >= MAX_VALUES
+    if opened <= MAX_DEPTH and not may_be_long and not may_be_many:
         return
     bare = _STRINGS.sub(b"", body)  # costs some 50 bytes for each string
+    if may_be_many and bare.count(b",") >= MAX_VALUES:
+        raise InvalidRequest(f"The body has more than {MAX_VALUES} values.", code="invalid_json")
     if opened > MAX_DEPTH:
         brackets = bare.translate(None, _NOT_BRACKETS)
         if len(brackets) > 2 * MAX_CONTAINERS:
