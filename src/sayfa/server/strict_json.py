@@ -1,8 +1,8 @@
 """Read a request body as JSON, more strictly than the standard library and within bounds.
 
 Called by `body` only. Refuses (400) what parsers disagree about or what costs more than it looks: nesting deeper than
-64, more than 10,000 keys, 100,000 strings or 1,000,000 values, duplicate keys, number text beyond 64 characters, NaN and infinities,
-invalid UTF-8, lone surrogates. Knows no fields.
+64, more than 10,000 keys, 100,000 strings or 1,000,000 values, duplicate keys, number text beyond 64 characters, NaN
+and infinities, invalid UTF-8, lone surrogates. Knows no fields.
 """
 
 import json
