@@ -31,7 +31,7 @@ ROWS, STEP_S, TOKENS = 4, 0.02, 40
 CAPACITY_PER_S = ROWS / (TOKENS * STEP_S)
 """Five answers a second if every row computes in every step: few, so that ten times as many cost little to send."""
 QUEUE = 32
-REFUSALS = ("queue_full", "share_of_queue_full", "draining", "server_overloaded")
+REFUSALS = ("queue_full", "share_of_queue_full", "draining")
 KEYS = ["sk-pressure-one", "sk-pressure-two", "sk-pressure-three", "sk-pressure-four"]
 
 

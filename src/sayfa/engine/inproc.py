@@ -43,7 +43,8 @@ class InprocClient:
 
     async def generate(self, request: Request) -> AsyncIterator[EngineOutput]:
         if self._state == "draining":
-            raise Overloaded("the server is shutting down; send the request to another one", retry_after_s=5)
+            message = "the server is shutting down; send the request to another one"
+            raise Overloaded(message, code="draining", retry_after_s=5)
         if self._state != "ready":
             raise EngineDead()
         outputs = self._streams.read(request, self._add)

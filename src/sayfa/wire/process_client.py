@@ -206,9 +206,11 @@ class ProcessClient:
 
     def _check_welcome(self, request: Request) -> None:
         if self._state == "draining":
-            raise Overloaded("the server is shutting down; send the request to another one", retry_after_s=5)
+            message = "the server is shutting down; send the request to another one"
+            raise Overloaded(message, code="draining", retry_after_s=5)
         if self._state == "starting":
-            raise Overloaded("the model is still being loaded; try again in a few seconds", retry_after_s=5)
+            message = "the model is still being loaded; try again in a few seconds"
+            raise Overloaded(message, code="starting", retry_after_s=5)
         if self._state != "ready":
             raise EngineDead()
         self._quarantine.check(request)

@@ -151,7 +151,8 @@ class RequestStreams:
             error = InvalidRequest(refused.message, param=refused.param, code=refused.code)
         else:
             make = RateLimited if refused.kind == "limited" else Overloaded
-            error = make(refused.message, param=refused.param, code=refused.code, retry_after_s=refused.retry_after_s)
+            code = "draining" if refused.kind == "draining" else refused.code
+            error = make(refused.message, param=refused.param, code=code, retry_after_s=refused.retry_after_s)
         self.fail(refused.id, error)
 
     def fail(self, request_id: str, error: Exception) -> None:
