@@ -18,6 +18,8 @@ PING_INTERVAL_S = 1.0
 """How often the engine is asked for its progress; an idle engine does nothing but answer these."""
 STALLED_S, STALLED_STEPS = 10.0, 20.0
 STUCK_S, STUCK_STEPS = 120.0, 1000.0
+FIRST_STEP_S = 3600.0
+"""The first step of an engine, of which nothing is known that it could be measured by, may take so long."""
 LOAD_STALLED_S = 30.0
 LOAD_STUCK_S = 120.0
 """A loading process that tells nothing, reads nothing and computes nothing for so long has hung."""
@@ -46,13 +48,12 @@ def judge_stall(since_step_s: float, busy: bool, expected_step_s: float) -> Verd
     """Tell a slow engine from one that does not move, by what its steps take lately and not by a fixed time alone.
 
     A step over a long prompt may cost as much as some hundred short ones: stalled is 20 times the expected step and ten
-    seconds at least, stuck 1,000 times and two minutes at least. An engine of which no step is known is never stuck.
+    seconds at least, stuck 1,000 times and two minutes at least. An engine of which no step is known has an hour.
     """
     if not busy or since_step_s <= max(STALLED_S, STALLED_STEPS * expected_step_s):
         return "moving"
-    if expected_step_s > 0 and since_step_s > max(STUCK_S, STUCK_STEPS * expected_step_s):
-        return "stuck"
-    return "stalled"
+    limit_s = max(STUCK_S, STUCK_STEPS * expected_step_s) if expected_step_s > 0 else FIRST_STEP_S
+    return "stuck" if since_step_s > limit_s else "stalled"
 
 
 def judge_load(since_told_s: float, since_sign_s: float) -> Verdict:

@@ -31,7 +31,8 @@ HOURS = 3600
     (121.0, True, 0.01, "stuck"),
     (121.0, True, 5.0, "stalled"),  # a slow machine: 24 expected steps
     (90.0, True, 5.0, "moving"),
-    (1e6, True, 0.0, "stalled"),  # the first step may take any time
+    (3599.0, True, 0.0, "stalled"),  # the first step may take an hour
+    (3601.0, True, 0.0, "stuck"),
 ])  # fmt: skip
 def test_slow_is_told_from_stuck_by_the_expected_step(since_s, busy, expected_s, verdict):
     assert judge_stall(since_s, busy, expected_s) == verdict
