@@ -28,6 +28,11 @@ def tracked() -> list[str]:
     return [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
 
 
+def test_the_library_s_folder_holds_sources_only():
+    strange = [name for name in tracked() if name.startswith("csrc/") and not name.endswith((".cpp", ".h"))]
+    assert not strange, f"{strange}: no sources, was a listing left there?"
+
+
 def test_the_reading_path_exists_and_stays_within_one_sitting():
     named = re.findall(r"\| \d+ \| `(src/[^`]+)`", (ROOT / "docs/reading-path.md").read_text())
     assert len(named) == 12
