@@ -9,13 +9,14 @@ import pytest
 from http_support import SayingEngine, chat_body, events, serving, until
 
 from fakes.engines import build
+from fakes.socket_pair import connected_pair
 from faults.in_engine import folder
 from faults.kinds import DISK, KINDS
 from faults.points import IN_CHAT
 from sayfa.base.faults import armed
 from sayfa.base.gguf import read_gguf
 from sayfa.server import serve as serve_module
-from sayfa.wire.sockets import Connection, DisconnectedError, FrameReader, frame, make_pair
+from sayfa.wire.sockets import DisconnectedError, FrameReader, frame
 
 LONG = [{"role": "user", "content": "Hi " * 2000}]
 BODY = {"logprobs": True, "top_logprobs": 1, "max_tokens": 3}
@@ -112,11 +113,8 @@ async def test_a_tokenizer_that_cannot_be_loaded_ends_the_server_with_1():
 
 @pytest.fixture
 def pair():
-    ours, theirs = make_pair()
-    connection = Connection(theirs)
-    yield ours, connection
-    connection.close()
-    ours.close()
+    with connected_pair() as both:
+        yield both
 
 
 @pytest.mark.parametrize("kind", ["drop", "double", "cut", "flip"])

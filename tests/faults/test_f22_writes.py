@@ -14,6 +14,7 @@ import sys
 
 import pytest
 
+from sayfa import hub_download
 from sayfa.base import log as log_room
 from sayfa.base.errors import ConfigError, ModelError
 from sayfa.base.faults import armed
@@ -212,9 +213,8 @@ def test_a_file_that_cannot_be_read_is_one_clear_line(tmp_path, number):
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_download_onto_a_full_disk_is_one_clear_line(number):
-    hub = pytest.importorskip("sayfa.hub_download")
     with armed("hub.fetch", failing(number)), pytest.raises(ModelError, match=os.strerror(number)):
-        hub.download("owner/name", None, None, offline=True)
+        hub_download.download("owner/name", None, None, offline=True)
 
 
 def sayfa(*arguments, **streams):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fakes import needs
 from fakes.models import make_tiny
 from fakes.steps import GREEDY, Driver, open_model, reference
 from sayfa.base.sampling_params import SamplingParams
@@ -25,9 +26,8 @@ def models(request, tmp_path_factory):
         if request.param == "reference":
             chosen = reference(program, num_pages=400)
         else:
-            chosen = make_executor(program, StepLimits(512, 512, 16), kind="auto", threads=2)
-            if chosen.why_not_native:
-                pytest.skip(chosen.why_not_native)
+            needs.native_library()
+            chosen = make_executor(program, StepLimits(512, 512, 16), kind="native", threads=2)
             chosen.executor.allocate_pages(400)
             chosen.executor.poison_pages()
         made[family] = (config, chosen)

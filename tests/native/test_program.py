@@ -24,7 +24,6 @@ from sayfa.nn.program.program import (
     WeightPiece,
 )
 
-pytestmark = pytest.mark.skipif(not isas(), reason="the native library is not built")
 PAGE = 16
 LENGTHS = (1, 15, 16, 17, 33, 5)
 

@@ -1,13 +1,12 @@
 """Dequantization is bit-equal to the `gguf` package, for every type, over random bytes and real tensors."""
 
+import gguf
 import numpy as np
 import pytest
 
 from sayfa.base.errors import ModelError
 from sayfa.base.gguf import BLOCK_SIZES
 from sayfa.models.formats.dequant import dequantize
-
-gguf = pytest.importorskip("gguf")
 
 
 def reference(raw: np.ndarray, type_name: str) -> np.ndarray:

@@ -6,9 +6,9 @@ from importlib import import_module
 import numpy as np
 import pytest
 
+from fakes import needs
 from sayfa.base.sampling_params import SamplingParams
 from sayfa.base.step import NewRow, ScheduledRow
-from sayfa.nn.program.native_library import missing_because
 from sayfa.runner.prepare import prepare
 from sayfa.runner.request_table import RequestTable
 
@@ -17,11 +17,11 @@ PAGE = 16
 
 def native_prepare(plan, table):
     """The library's twin, made for one step."""
+    needs.native_library()
     return import_module("sayfa.runner.native_prepare").NativePrepare(table)(plan)
 
 
-WITHOUT_LIBRARY = pytest.mark.skipif(bool(missing_because), reason=missing_because)
-BOTH = pytest.mark.parametrize("build", [prepare, pytest.param(native_prepare, marks=WITHOUT_LIBRARY)])
+BOTH = pytest.mark.parametrize("build", [prepare, native_prepare])
 
 
 def make_table(rng, num_rows):

@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
+from fakes.socket_pair import connected_pair
 from sayfa.wire import sockets
-from sayfa.wire.sockets import BrokenStreamError, Connection, DisconnectedError, FrameReader, frame, make_pair
+from sayfa.wire.sockets import BrokenStreamError, DisconnectedError, FrameReader, frame
 
 
 def stream_of(payloads):
@@ -77,11 +78,8 @@ def test_a_stream_that_lost_doubled_or_changed_anything_is_never_understood_as_a
 
 @pytest.fixture
 def pair():
-    ours, theirs = make_pair()
-    connection = Connection(theirs)
-    yield ours, connection
-    connection.close()
-    ours.close()
+    with connected_pair() as both:
+        yield both
 
 
 def test_a_slow_reader_never_blocks_the_writer_and_loses_nothing(pair):
