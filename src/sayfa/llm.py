@@ -198,9 +198,7 @@ class LLM:
                         continue
                     if job_or_none.take(output):
                         del open_jobs[output.id]
-                        engine.abort(
-                            [output.id]
-                        )  # a stop string ended the last of it, of which the engine does not know
+                        engine.abort([output.id])  # the engine does not know of a stop string that ended the last of it
                         done += 1
                         if on_progress is not None:
                             on_progress(done, len(jobs))

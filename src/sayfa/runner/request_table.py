@@ -120,6 +120,8 @@ class RequestTable:
 
     def check(self) -> None:
         """Raise RuntimeError if an invariant is broken. Called by tests after each step."""
+        if self.num_scoring != (self.num_prompt_top >= 0).sum():
+            raise RuntimeError(f"{self.num_scoring} rows are counted as wanting their prompt scored")
         for row, params in enumerate(self.params):
             used, num_pages = int(self.num_tokens[row]), int(self.num_pages[row])
             if params is None and (used or num_pages or row in self.counts):
