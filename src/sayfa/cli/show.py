@@ -75,9 +75,10 @@ def _execution(info: EngineInfo) -> list[str]:
 
 
 def curl_line(url: str, model: str, *, needs_key: bool) -> str:
-    """A command that asks the server something, fit to be pasted into a shell."""
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
-    body = json.dumps({"model": model, "messages": messages}, ensure_ascii=False)
+    """A command that asks the server something, fit to be pasted into a shell. The answer is short."""
+    messages = [{"role": "user", "content": "Name three colours of the rainbow."}]
+    wishes = {"max_tokens": 64, "temperature": 0.2}  # without a bound a small model may go on for thousands of tokens
+    body = json.dumps({"model": model, "messages": messages, **wishes}, ensure_ascii=False)
     words = ["curl"]
     if url.startswith("http+unix://"):
         words += ["--unix-socket", url.removeprefix("http+unix://")]

@@ -41,7 +41,9 @@ def test_an_op_that_is_not_native_is_named_with_the_reason():
 def test_the_curl_line_survives_the_shell(url, model):
     words = shlex.split(curl_line(url, model, needs_key=True))
     assert words[0] == "curl"
-    assert json.loads(words[words.index("-d") + 1])["model"] == model
+    body = json.loads(words[words.index("-d") + 1])
+    assert body["model"] == model
+    assert body["max_tokens"] <= 100, "whoever pastes it waits for the whole answer"
     assert "Authorization: Bearer $SAYFA_API_KEY" in words
 
 
