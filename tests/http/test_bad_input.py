@@ -285,6 +285,7 @@ UNSERVED: list[tuple[str, dict[str, Any]]] = [
     ("chat_template", {"chat_template": "{{ 1 }}"}),
     ("functions", {"functions": [{"name": "f"}]}),
     ("truncate_prompt_tokens", {"truncate_prompt_tokens": 5}),
+    ("prompt_embeds", {"prompt_embeds": "AAAA"}),
 ]
 
 

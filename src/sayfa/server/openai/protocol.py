@@ -195,6 +195,7 @@ _OTHER_FIELDS = {
     "truncate_prompt_tokens": "a prompt is never cut; send a shorter one",
     "kv_transfer_params": "transfer between engines is not served yet",
     "lora_request": "adapters are not served yet",
+    "prompt_embeds": "prompts are text or token ids",
 }
 
 
