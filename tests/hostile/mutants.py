@@ -1,260 +1,40 @@
-"""Small breaks of the package, each of which a test of this folder must notice: tests of the tests.
+"""Try the breaks of `breaks`: the tests that are named there must notice them. Tests of the tests.
+
+    python tests/hostile/mutants.py [WORD ...]      all of them, or those with the words in their name
 
 The package is copied as links with one file broken, and the named test runs over the copy in another process; so do the
-servers that it starts. A test that then passes is worthless.
+servers that it starts. A test that then passes is worthless; one that fails for another reason than the break proves
+nothing either. What bounds a run is the time of the processor: a busy machine, or one that stops it, breaks nothing.
 """
 
 import os
+import re
+import resource
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import NamedTuple
 
+from breaks import MUTANTS, Mutant
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "sayfa"
-TIME_LIMIT_S = 200.0
+CPU_LIMIT_S = 120
+WALL_LIMIT_S = 1800
+"""Of one test in the copy; only where everything stands still without computing it is reached."""
 # An editable install finds the package before the search path does; this takes it out of the way, in every process.
 _SITE = 'import sys\nsys.meta_path[:] = [f for f in sys.meta_path if "sayfa" not in type(f).__module__]\n'
 
 
-class Mutant(NamedTuple):
-    """test: what must fail, as pytest names it, within tests/hostile."""
+class Verdict(NamedTuple):
+    """noticed: the test failed, and said what it should. why: the lines that say so. said: all that was said."""
 
-    name: str
-    file: str
-    old: str
-    new: str
-    test: str
-
-
-_PARSER = "test_parsers.py::test_f11_a_parser_refuses_or_reads[{}]"
-_WORDS = "test_parsers.py::test_an_empty_input_and_the_target_s_own_words_are_no_surprise[{}]"
-_REFUSE = "test_time_to_refuse.py::test_f13_a_hostile_request_is_refused_at_once[{}]"
-_STRICT = "test_http_bytes.py::test_t16_what_could_be_read_in_two_ways_is_refused[{}]"
-_ENDLESS = "test_http_bytes.py::test_t16_what_never_ends_is_cut_off_before_it_costs_anything[{}]"
-MUTANTS = (
-    Mutant(
-        "bytes of no tensor are no damage",
-        "base/gguf.py",
-        "    _check_dense(reader, start, tensors, alignment)\n",
-        "",
-        "test_damage.py::test_f12_flips_of_header_bits_give_no_other_weights[gguf]",
-    ),
-    Mutant(
-        "a GGUF file may end anywhere",
-        "base/gguf.py",
-        "if num_bytes > self.size - start:",
-        "if False:",
-        _PARSER.format("gguf"),
-    ),
-    Mutant(
-        "a tensor may lie past the end",
-        "base/gguf.py",
-        "if tensor.offset + tensor.num_bytes > reader.size:",
-        "if False:",
-        _PARSER.format("gguf"),
-    ),
-    Mutant(
-        "a shape may lie about its bytes",
-        "models/formats/safetensors.py",
-        "if math.prod(shape) * item_bytes != end - start:",
-        "if False:",
-        _PARSER.format("safetensors"),
-    ),
-    Mutant(
-        "the checksum is not compared",
-        "models/formats/checksum.py",
-        "if found != wanted:",
-        "if False:",
-        "test_damage.py::test_t09_with_a_checksum_every_flip_is_refused[safetensors]",
-    ),
-    Mutant(
-        "a shape may be any list",
-        "models/formats/safetensors.py",
-        "if not _are_counts(shape, MAX_DIM) or ",
-        "if ",
-        _PARSER.format("safetensors"),
-    ),
-    Mutant(
-        "config numbers have no type",
-        "models/facts.py",
-        "is_number = isinstance(value, int | float) and not isinstance(value, bool)",
-        "is_number = True",
-        _PARSER.format("config"),
-    ),
-    Mutant(
-        "tags are used in settings",
-        "cli/config_file.py",
-        '"tags" if event.tag is not None else ""',
-        '""',
-        _WORDS.format("yaml"),
-    ),
-    Mutant(
-        "half surrogates pass",
-        "server/strict_json.py",
-        "msgspec.json.decode(body)",
-        "pass",
-        _PARSER.format("json-body"),
-    ),
-    Mutant(
-        "a template's mistake is our failure",
-        "text/chat_template.py",
-        "except jinja2.TemplateError as error:",
-        "except jinja2.UndefinedError as error:",
-        _PARSER.format("template"),
-    ),
-    Mutant(
-        "a broken message is our failure",
-        "text/chat_template.py",
-        "except Exception:  # whatever",
-        "except OSError:  #",
-        _PARSER.format("messages"),
-    ),
-    Mutant(
-        "text may spell control tokens",
-        "text/tokenizer.py",
-        "return self._plain_encoder().encode(text)",
-        "return self._backend.encode(text, add_special_tokens=False).ids",
-        _PARSER.format("text"),
-    ),
-    Mutant(
-        "nothing is held for a stop string",
-        "text/detokenizer.py",
-        "keep = len(text) - self._finder.held",
-        "keep = len(text)",
-        _PARSER.format("detokenizer"),
-    ),
-    Mutant(
-        "an event ends with one line end",
-        "server/openai/chunks.py",
-        'self._end = b"]}\\n\\n"',
-        'self._end = b"]}\\n"',
-        _PARSER.format("events"),
-    ),
-    Mutant(
-        "a malformed message ends the process",
-        "wire/codec.py",
-        "return _to_engine.decode(payload)\n    except (msgspec.MsgspecError, ValueError, RecursionError)",
-        "return _to_engine.decode(payload)\n    except KeyError",
-        _PARSER.format("wire"),
-    ),
-    Mutant(
-        "a long frame is held",
-        "wire/sockets.py",
-        "self._to_skip = length\n",
-        "self._to_skip = 0\n",
-        _PARSER.format("frames"),
-    ),
-    Mutant(
-        "doubtful requests pass",
-        "server/connection.py",
-        "if self._refusal is None and self._is_doubtful():",
-        "if False:",
-        "test_http_bytes.py::test_t18_a_request_has_one_host_and_it_is_ours",
-    ),
-    Mutant(
-        "codings are not looked at",
-        "server/connection.py",
-        'codings != [b"chunked"]',
-        "False",
-        _STRICT.format("gzip before chunked"),
-    ),
-    Mutant(
-        "leaving early is a failure",
-        "server/edge.py",
-        "except ClientDisconnect:",
-        "except ZeroDivisionError:",
-        "test_http_bytes.py::test_f10_damaged_connections[0]",
-    ),
-    Mutant(
-        "prompts are logged",
-        "server/body.py",
-        "    report_unknown(parsed, request.url.path)\n",
-        "    log.warning('%r', value)\n",
-        "test_http_bytes.py::test_f10_damaged_connections[0]",
-    ),
-    Mutant(
-        "an error tells where the server lies",
-        "server/errors.py",
-        '"There is no such route here; /docs lists what there is."',
-        'f"There is no such route in {__file__}."',
-        "test_http_bytes.py::test_f10_damaged_connections[0]",
-    ),
-    Mutant(
-        "headers have no limit",
-        "server/connection.py",
-        "self._refuse(StatusError(431))\n\n    def on_headers",
-        "pass\n\n    def on_headers",
-        _ENDLESS.format("many headers"),
-    ),
-    Mutant(
-        "one header has no limit",
-        "server/connection.py",
-        "if self._silent_bytes > MAX_SILENT_BYTES:",
-        "if False:",
-        _ENDLESS.format("one header"),
-    ),
-    Mutant(
-        "a body may come in any number of pieces",
-        "server/connection.py",
-        "if self._num_pieces > MAX_PIECES:",
-        "if False:",
-        _ENDLESS.format("chunks of one byte"),
-    ),
-    Mutant(
-        "a refused body is read to its end",
-        "server/connection.py",
-        "if self._in_body and not self.transport.is_closing():",
-        "if False:",
-        _ENDLESS.format("a body that nobody may send"),
-    ),
-    Mutant(
-        "a text is tokenized before it is measured",
-        "server/limits.py",
-        "if num_bytes > limit:",
-        "if False:",
-        _REFUSE.format("T14 9 MB of spaces"),
-    ),
-    Mutant("depth has no limit", "server/strict_json.py", "    _check_shape(body)\n", "", _WORDS.format("json-body")),
-    Mutant(
-        "a stopped reader keeps its connection",
-        "server/connection.py",
-        'cycle.scope["sayfa.hang_up"] = self.transport.abort',
-        'cycle.scope["sayfa.hang_up"] = None',
-        "test_crowds.py::test_f09_readers_that_stop_reading",
-    ),
-    Mutant(
-        "books of leavers stay open",
-        "server/edge.py",
-        'record.close("abort")',
-        "pass",
-        "test_crowds.py::test_f08_what_one_client_held_is_free_at_once[0]",
-    ),
-    Mutant(
-        "the salt is forgotten",
-        "core/kv_cache.py",
-        "request.adapter, request.salt)",
-        'request.adapter, "")',
-        "test_tenants.py::test_f29_a_prompt_of_another_tenant_is_never_found_in_the_cache[0]",
-    ),
-    Mutant(
-        "outputs go to a neighbour",
-        "core/results.py",
-        "        tokens.append(token)\n",
-        "        result.tokens[0] = globals().setdefault('last', [token])[0]; globals()['last'] = [token]\n"
-        "        tokens.append(token)\n",
-        "test_tenants.py::test_f39_no_token_of_one_tenant_reaches_another[0]",
-    ),
-    Mutant(
-        "attention reads a token too many",
-        "nn/program/reference.py",
-        "end = int(batch.positions[token]) + 1",
-        "end = min(int(batch.positions[token]) + 2, gathered.shape[1])",
-        "test_tenants.py::test_t36_a_page_is_never_read_before_it_is_written[0]",
-    ),
-)
-QUICK = ("a GGUF file may end anywhere", "the salt is forgotten")
-"""Those that `make test` tries; the others take a server or a model each."""
+    noticed: bool
+    passed: bool
+    why: str
+    said: str
 
 
 def broken_text(mutant: Mutant) -> str:
@@ -280,14 +60,53 @@ def break_package(mutant: Mutant, folder: Path) -> Path:
     return source
 
 
-def notice(mutant: Mutant, folder: Path) -> tuple[bool, str]:
-    """Run the mutant's test over a broken package; give whether it failed, and the end of what it said."""
+def notice(mutant: Mutant, folder: Path) -> Verdict:
+    """Run the mutant's test over a broken package."""
     source = break_package(mutant, folder)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--basetemp",
-               str(folder / "temp"), f"tests/hostile/{mutant.test}"]  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider",
+               "-o", f"timeout={WALL_LIMIT_S}", "--basetemp", str(folder / "temp"), f"tests/{mutant.test}"]  # fmt: skip
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     done = subprocess.run(
         command, cwd=ROOT, env=environment | {"PYTHONPATH": str(source)}, capture_output=True, text=True,
-        timeout=TIME_LIMIT_S, check=False,
+        timeout=WALL_LIMIT_S, check=False, preexec_fn=_bound,
     )  # fmt: skip
-    return done.returncode == 1, done.stdout[-3000:] + done.stderr[-1000:]
+    errors = [line[1:].strip() for line in done.stdout.splitlines() if line.startswith("E ")]
+    why = "\n".join(errors)
+    noticed = done.returncode == 1 and re.search(mutant.told, why) is not None
+    passed = done.returncode == 0 and re.search(r"\b1 passed", done.stdout) is not None
+    return Verdict(noticed, passed, why, done.stdout[-3000:] + done.stderr[-1000:])
+
+
+def _bound() -> None:
+    """In the new process, and so in all that it starts."""
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S + 5))
+
+
+def main(words: list[str]) -> int:
+    """Try them one after another, and print a line for each."""
+    unnoticed = 0
+    for mutant in MUTANTS:
+        if words and not any(word in mutant.name for word in words):
+            continue
+        before_s = _children_s()
+        with tempfile.TemporaryDirectory() as folder:
+            verdict = notice(mutant, Path(folder))
+        unnoticed += not verdict.noticed
+        told = next((line for line in verdict.why.splitlines() if re.search(mutant.told, line)), verdict.said)
+        print(
+            f"| {'noticed' if verdict.noticed else 'NOT NOTICED'} | {mutant.name} | {mutant.test} | "
+            f"{_children_s() - before_s:.1f} s | {told[:160] if verdict.noticed else told} |", flush=True,
+        )  # fmt: skip
+    return 1 if unnoticed else 0
+
+
+def _children_s() -> float:
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+if __name__ == "__main__":
+    began_s = time.monotonic()
+    code = main(sys.argv[1:])
+    print(f"{time.monotonic() - began_s:.0f} s in all")
+    sys.exit(code)

@@ -1,4 +1,4 @@
-"""F14, F15, F16 on live processes, in `make test-all`: what `pressure.py` finds broken, shorter than its own runs.
+"""T33; F14, F15, F16 on live processes, in `make test-all`: what `pressure.py` finds broken, shorter than its own runs.
 
 Figures in wall time mean something on a quiet machine only; test_world_load has the same on virtual time.
 """
@@ -6,8 +6,9 @@ Figures in wall time mean something on a quiet machine only; test_world_load has
 import asyncio
 from typing import Any
 
+import psutil
 import pytest
-from pressure import drain, fairness, overload
+from pressure import drain, fairness, overload, running
 
 TIMED = {"refusals p99 < 50 ms", "b's p99 first token <= 2x alone + a step", "readiness is red within 100 ms",
          "the end comes within a second of the last stream", "a second signal ends it within two seconds"}  # fmt: skip
@@ -35,3 +36,15 @@ def test_f15_r06_equal_keys_have_equal_shares_and_a_flood_ends_nobody_s_service(
 @pytest.mark.timeout(400)
 def test_f16_r08_sigterm_under_64_streams_cuts_none() -> None:
     judge(asyncio.run(drain(2)))
+
+
+def test_t33_nothing_listens_but_the_port() -> None:
+    """Of the sockets of the server and its engine process one takes connections: the one that was asked for."""
+    with running() as server:
+        processes = [server.process, *psutil.Process(server.process.pid).children(recursive=True)]
+        inet = [(process.pid, each) for process in processes for each in process.net_connections("inet")]
+        listening = [(pid, each.laddr.port) for pid, each in inet if not each.raddr]
+        named = [each.laddr for process in processes for each in process.net_connections("unix") if each.laddr]
+    assert len(processes) == 2
+    assert listening == [(processes[0].pid, server.port)], "more listens than the port"
+    assert not named, "a socket can be found by its name"
