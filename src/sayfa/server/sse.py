@@ -99,10 +99,7 @@ class EventStream(Response):
     async def _pump(self, send: Send) -> None:
         events = self._events
         try:
-            first = await self._first(send)
-            if first is None:
-                return
-            await self._put(send, first)
+            await self._put(send, await self._first(send))
             async for event in events:
                 await self._put(send, event)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -111,8 +108,8 @@ class EventStream(Response):
         finally:
             await events.aclose()
 
-    async def _first(self, send: Send) -> bytes | None:
-        """Wait for the first event; begin the response with it, or alone after START_WAIT_S."""
+    async def _first(self, send: Send) -> bytes:
+        """Wait for the first event, b"" if there is none; begin the response with it, or without after START_WAIT_S."""
         waiting = asyncio.ensure_future(anext(self._events, b""))
         try:
             await asyncio.wait({waiting}, timeout=START_WAIT_S)
