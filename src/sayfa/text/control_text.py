@@ -33,8 +33,9 @@ class ControlTexts:
             if start < at:
                 continue
             for size in self._lengths:
-                if text[start : start + size] in self._texts:
-                    at = start + size
+                spelling = text[start : start + size]
+                if spelling in self._texts:
+                    at = start + len(spelling)  # at the text's end a slice is shorter than asked for
                     yield start, at
                     break
 

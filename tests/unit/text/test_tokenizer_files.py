@@ -1,0 +1,261 @@
+"""Tokenizer files of the less common kinds, and damaged ones: what is wrong is named, what is odd is read right."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
+
+from fakes.tokenizers import byte_fallback, byte_level, gguf_bytes, gguf_metadata, save_folder
+from sayfa.base.errors import InvalidRequest, ModelError
+from sayfa.text import hf_tokenizer
+from sayfa.text.control_text import ControlTexts
+from sayfa.text.plain_text import encode_ids
+from sayfa.text.tokenizer import Tokenizer, load_tokenizer
+
+
+def from_gguf(folder: Path, metadata: dict[str, Any]) -> Tokenizer:
+    path = folder / "model.gguf"
+    path.write_bytes(gguf_bytes(metadata))
+    return load_tokenizer(path)
+
+
+def pieces(tokens: list[str], **more: Any) -> dict[str, Any]:
+    """Metadata of a SentencePiece vocabulary: `tokens` after the unknown one and one for each byte."""
+    listed = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *tokens]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": listed,
+        "tokenizer.ggml.token_type": [2] + [6] * 256 + [1] * len(tokens),
+        "tokenizer.ggml.scores": [-float(i) for i in range(len(listed))],
+        "tokenizer.ggml.add_space_prefix": False,
+        **{key.replace("__", "."): value for key, value in more.items()},
+    }
+
+
+# ----------------------------------------------------------------------------------------- GGUF
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("tokenizer.ggml.scores", [1.0, 2.0], "tokens have 2 scores"),
+        ("tokenizer.ggml.merges", ["zz yy"], "the vocabulary lacks"),
+        ("tokenizer.ggml.merges", ["ab"], "not two pieces"),
+    ],
+)
+def test_a_damaged_sentencepiece_vocabulary_is_refused_by_name(
+    tmp_path: Path, key: str, value: Any, message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        from_gguf(tmp_path, pieces(["a", "b", "ab"]) | {key: value})
+
+
+def test_merges_of_a_sentencepiece_file_count_more_than_its_scores(tmp_path: Path) -> None:
+    """Scores alone would join "bc" first, as it stands before "ab"."""
+    metadata = pieces(["a", "b", "c", "bc", "ab"])
+    by_score = from_gguf(tmp_path, metadata)
+    by_merges = from_gguf(tmp_path, metadata | {"tokenizer.ggml.merges": ["a b", "b c"]})
+    spelled = [[ours.token_text(i) for i in ours.encode("abc", add_special=False)] for ours in (by_score, by_merges)]
+    assert spelled == [["a", "bc"], ["ab", "c"]]
+
+
+def test_gemma_s_files_are_read_by_the_order_of_tokens_and_keep_spaces_as_spaces(tmp_path: Path) -> None:
+    """Its scores say nothing, and its tokens of spaces are written as spaces, not as ▁."""
+    metadata = pieces(["a", "b", "▁", "  ", "ab", "▁a"], general__architecture="gemma3")
+    metadata["tokenizer.ggml.scores"] = [0.0] * len(metadata["tokenizer.ggml.tokens"])
+    ours = from_gguf(tmp_path, metadata)
+    ids = ours.encode("a  b ab", add_special=False)
+    assert [ours.token_text(i) for i in ids] == ["a", "  ", "b", " ", "ab"]
+    assert ours.decode(ids) == "a  b ab"
+
+
+def test_phi3_s_space_is_put_before_the_whole_text_only(tmp_path: Path) -> None:
+    tokens = ["a", "▁", "▁a"]
+    phi = from_gguf(tmp_path, pieces(tokens, general__architecture="phi3", tokenizer__ggml__add_space_prefix=True))
+    assert [phi.token_bytes(i) for i in phi.encode("a a", add_special=False)] == [b" a", b" a"]
+    assert phi.decode(phi.encode("a a", add_special=False)) == "a a"
+
+
+def test_a_token_that_only_looks_like_a_byte_is_text(tmp_path: Path) -> None:
+    metadata = pieces(["a", "<0xZZ>"])
+    ours = from_gguf(tmp_path, metadata)
+    token_id = metadata["tokenizer.ggml.tokens"].index("<0xZZ>")
+    assert ours.token_bytes(token_id) == b"<0xZZ>"
+    assert ours.token_bytes(metadata["tokenizer.ggml.tokens"].index("<0xFF>")) == b"\xff"
+
+
+def test_a_byte_level_token_outside_the_alphabet_is_text(tmp_path: Path) -> None:
+    """Vocabularies hold entries that no text leads to; they can be drawn all the same."""
+    metadata = gguf_metadata(byte_level(), "gpt2")
+    metadata["tokenizer.ggml.tokens"].append("東京")
+    metadata["tokenizer.ggml.token_type"].append(1)
+    ours = from_gguf(tmp_path, metadata)
+    assert ours.token_text(ours.vocab_size - 1) == "東京"
+
+
+# ----------------------------------------------------------------------------------------- Hugging Face folders
+
+
+def test_the_file_itself_may_be_named_in_place_of_its_folder(tmp_path: Path) -> None:
+    folder = save_folder(tmp_path, byte_level())
+    assert load_tokenizer(folder / "tokenizer.json").encode("the dog") == load_tokenizer(folder).encode("the dog")
+
+
+def test_a_file_too_large_for_a_vocabulary_is_not_read(tmp_path: Path) -> None:
+    with open(tmp_path / "tokenizer.json", "wb") as file:
+        file.truncate(hf_tokenizer.MAX_TOKENIZER_BYTES + 1)
+    with pytest.raises(ModelError, match=r"tokenizer\.json: has more than 134217728 bytes"):
+        load_tokenizer(tmp_path)
+
+
+def test_an_interruption_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's panics are no Exception; other things that are none pass on."""
+    save_folder(tmp_path, byte_level())
+
+    class Interrupted:
+        @staticmethod
+        def from_file(path: str) -> Backend:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(hf_tokenizer, "Tokenizer", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        load_tokenizer(tmp_path)
+
+
+def test_an_empty_vocabulary_is_refused(tmp_path: Path) -> None:
+    backend = Backend(models.BPE())
+    backend.decoder = decoders.ByteLevel()
+    with pytest.raises(ModelError, match="vocabulary is empty"):
+        load_tokenizer(save_folder(tmp_path, backend))
+
+
+def test_a_vocabulary_with_ids_beyond_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf_tokenizer, "MAX_TOKENS", 100)
+    with pytest.raises(ModelError, match="ids above 100"):
+        load_tokenizer(save_folder(tmp_path, byte_level()))
+
+
+def test_a_decoder_that_we_do_not_know_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    backend = byte_level()
+    backend.decoder = decoders.WordPiece()
+    with pytest.raises(ModelError, match=r"'WordPiece'.*known: ByteLevel, ByteFallback, Metaspace"):
+        load_tokenizer(save_folder(tmp_path, backend))
+
+
+@pytest.mark.parametrize(
+    ("rows", "size"), [(700, 700), (10, 450), (0, 450), ("700", 450), (True, 450), (5_000_000, 450)]
+)
+@pytest.mark.parametrize("inner", [False, True])
+def test_padded_embeddings_have_ids_of_empty_text(tmp_path: Path, rows: Any, size: int, inner: bool) -> None:
+    facts = {"text_config": {"vocab_size": rows}} if inner else {"vocab_size": rows}
+    ours = load_tokenizer(save_folder(tmp_path, byte_level(), config_json=facts))
+    assert ours.vocab_size == size
+    assert (ours.token_bytes(size - 1) == b"") == (size == 700)
+
+
+def test_special_tokens_may_be_named_in_a_map_of_their_own(tmp_path: Path) -> None:
+    named = {"bos_token": {"content": "<s>"}, "eos_token": 7, "pad_token": ""}
+    config = {"bos_token": None, "eos_token": None}
+    ours = load_tokenizer(save_folder(tmp_path, byte_level(), config, special_tokens_map_json=named))
+    assert ours.special_tokens == {"bos_token": "<s>"}
+    assert ours.token_text(ours.bos_id or 0) == "<s>"
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "found"),
+    [
+        ({"chat_template": "a"}, {}, "a"),
+        ({}, {"chat_template_json": {"chat_template": "b"}}, "b"),
+        ({"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}, {}, "d"),
+        ({"chat_template": [{"name": "tool_use", "template": "t"}]}, {}, None),
+        ({}, {}, None),
+    ],
+)
+def test_where_a_chat_template_is_found(tmp_path: Path, config: Any, files: Any, found: str | None) -> None:
+    assert load_tokenizer(save_folder(tmp_path, byte_level(), config, **files)).chat_template == found
+
+
+@pytest.mark.parametrize("template", [7, {"a": 1}, "x" * (hf_tokenizer.MAX_TEMPLATE_BYTES + 1)])
+def test_a_chat_template_that_is_no_text_of_sensible_length_is_refused(tmp_path: Path, template: Any) -> None:
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json: `chat_template`"):
+        load_tokenizer(save_folder(tmp_path, byte_level(), {"chat_template": template}))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [(b"\xff\xfe", "not valid UTF-8"), (b"x" * (hf_tokenizer.MAX_TEMPLATE_BYTES + 1), "has more than 1048576 bytes")],
+)
+def test_a_damaged_template_file_is_refused_by_name(tmp_path: Path, data: bytes, message: str) -> None:
+    save_folder(tmp_path, byte_level(), {"chat_template": "not this one"})
+    (tmp_path / "chat_template.jinja").write_bytes(data)
+    with pytest.raises(ModelError, match=rf"chat_template\.jinja: .*{message}"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("ends", [[-1], [True], ["1"], 5_000_000, [1, None]])
+def test_end_tokens_are_ids_of_the_vocabulary(tmp_path: Path, ends: Any) -> None:
+    with pytest.raises(ModelError, match=r"generation_config\.json: `eos_token_id`"):
+        load_tokenizer(save_folder(tmp_path, byte_level(), generation_config_json={"eos_token_id": ends}))
+
+
+# ----------------------------------------------------------------------------------------- plain text
+
+
+class Panicking:
+    """A backend that fails as the library does on some damaged vocabularies."""
+
+    def __init__(self, name: str) -> None:
+        self.error = type(name, (BaseException,), {})("index out of bounds")
+
+    def encode(self, text: str, add_special_tokens: bool) -> Any:
+        raise self.error
+
+
+def test_a_panic_of_the_library_ends_one_request() -> None:
+    with pytest.raises(InvalidRequest, match="files are damaged"):
+        encode_ids(Panicking("PanicException"), "text")  # type: ignore[arg-type]
+
+
+def test_what_is_no_panic_passes_on() -> None:
+    broken = Panicking("Interrupted")
+    with pytest.raises(type(broken.error)):
+        encode_ids(broken, "text")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["<s>", "a<s>b", "<s><s>"])
+def test_a_vocabulary_that_spells_a_control_token_by_merges_is_cut_up(tmp_path: Path, text: str) -> None:
+    """T29: the control token is an entry that merges lead to; a user's text still cannot have it."""
+    metadata = pieces(["a", "b", "<", "s", ">", "<s", "<s>"])
+    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    types[tokens.index("<s>")] = 3
+    metadata["tokenizer.ggml.merges"] = ["< s", "<s >"]
+    metadata["tokenizer.ggml.eos_token_id"] = tokens.index("<s>")
+    ours = from_gguf(tmp_path, metadata)
+    ids = ours.encode_text(text)
+    assert tokens.index("<s>") not in ids
+    assert b"".join(map(ours.token_bytes, ids)).decode() == text
+
+
+def test_a_text_s_first_space_is_added_once(tmp_path: Path) -> None:
+    """A text that begins with a space, or with the sign that stands for one, gets no second."""
+    ours = load_tokenizer(save_folder(tmp_path, byte_fallback("first")))
+    for text in ("the", " the", "▁the"):
+        assert b"".join(map(ours.token_bytes, ours.encode_text(text))) == b" the"
+    assert ours.encode_text("") == []
+
+
+@pytest.mark.parametrize(
+    ("texts", "text", "found"),
+    [
+        (["<a>", "<a>b"], "<a>b<a>", [(0, 4), (4, 7)]),  # the longest of those that begin at one place
+        (["aba"], "ababa aba", [(0, 3), (6, 9)]),  # none over another
+        (["ab", "ba"], "aba", [(0, 2)]),
+        ([], "anything", []),
+    ],
+)
+def test_spellings_of_control_tokens_are_found_one_beside_the_other(
+    texts: list[str], text: str, found: list[tuple[int, int]]
+) -> None:
+    assert list(ControlTexts(texts).find(text)) == found
