@@ -4,6 +4,7 @@ Live ones come from addresses of 127.0.0.0/8, which counts as one trusted machin
 """
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -281,3 +282,83 @@ async def test_t16_a_body_has_a_least_rate_and_a_limit(
         assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
         assert status == 200 or b"request_timeout" in answer
         await until(lambda: metric(context, "requests_in_flight") == 0)
+
+
+# ------------------------------------------------------------------------------- answers before the body was there
+
+
+EARLY = [
+    (b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer right\r\n", b"404"),
+    (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer wrong\r\n", b"401"),
+    (b"POST /v1/completions HTTP/1.1\r\nhost: elsewhere.example\r\n", b"403"),
+    (b"GET /health HTTP/1.1\r\nhost: localhost\r\n", b"200"),
+]
+
+
+async def answer_of(reader: asyncio.StreamReader) -> bytes:
+    """One answer with its length; the status comes back."""
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+    length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+    await asyncio.wait_for(reader.readexactly(length), 5)
+    return head.split(b" ", 2)[1]
+
+
+async def test_a_connection_goes_on_after_an_answer_that_came_before_the_body() -> None:
+    """Clients that send head and body apart read 404 or 401 before the body is out; their next request is served."""
+    content = b"0123456789abcdefghij"
+    framed = {
+        b"content-length: 20\r\n\r\n": content,
+        b"transfer-encoding: chunked\r\n\r\n": b"14\r\n" + content + b"\r\n0\r\n\r\n",
+    }
+    async with live(SayingEngine(), api_key=["right"]) as (port, _):
+        reader, writer = await connect(port)
+        for (head, status), (framing, body), cut in itertools.product(EARLY, framed.items(), (0, 1, 10, 19)):
+            writer.write(head + framing + body[:cut])
+            assert await answer_of(reader) == status
+            writer.write(body[cut:] + HEALTH)
+            assert await answer_of(reader) == b"200"
+
+
+async def test_a_connection_with_nothing_after_an_early_answer_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest that never comes has its time; once it came, the keep-alive time runs, as after any answer."""
+    monkeypatch.setattr(serve, "KEEP_ALIVE_S", 0.2)
+    monkeypatch.setattr(connection, "LINGER_S", 0.2)
+    async with live(SayingEngine()) as (port, _):
+        for rest in (b"", b"x" * 19, b"x" * 20):
+            reader, writer = await connect(port)
+            writer.write(b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 20\r\n\r\n")
+            assert await answer_of(reader) == b"404"
+            writer.write(rest)
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+
+
+@pytest.mark.parametrize("rest", [b"zz\r\n", b"1\r\nx\r\n" * 400, b"f" * 40_000])
+async def test_a_bad_rest_of_an_answered_body_gets_no_second_answer(
+    monkeypatch: pytest.MonkeyPatch, rest: bytes
+) -> None:
+    """Not HTTP, too many pieces, a chunk's length without an end: a second answer would be taken for the next one's."""
+    monkeypatch.setattr(connection, "MAX_PIECES", 100)
+    monkeypatch.setattr(connection, "MAX_SILENT_BYTES", 10_000)
+    async with live(SayingEngine()) as (port, _):
+        reader, writer = await connect(port)
+        writer.write(b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
+        assert await answer_of(reader) == b"404"
+        writer.write(rest)
+        assert await asyncio.wait_for(_rest(reader), 5) == b""
+
+
+async def test_an_answer_to_a_client_that_waits_to_send_its_body_ends_the_connection() -> None:
+    """Expect: 100-continue and a refusal: whether the body follows is the client's choice, so nothing else may."""
+    head = b"POST %s HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-type: application/json\r\n"
+    async with live(SayingEngine()) as (port, _):
+        reader, writer = await connect(port)
+        writer.write(head % b"/nowhere" + b"content-length: 20\r\n\r\n")
+        answer = await asyncio.wait_for(reader.read(), 5)
+        assert answer.startswith(b"HTTP/1.1 404 ")
+        assert b"\r\nconnection: close\r\n" in answer
+        reader, writer = await connect(port)
+        content = json.dumps(chat_body()).encode()
+        writer.write(head % b"/v1/chat/completions" + b"content-length: %d\r\n\r\n" % len(content))
+        assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(content)
+        assert await answer_of(reader) == b"200"

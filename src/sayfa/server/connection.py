@@ -71,8 +71,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.gate.leave(self._key)
         else:
             type(self).num_refused -= 1
-        if self._linger_timer is not None:
-            self._linger_timer.cancel()
+        self._end_lingering()
         running = self._running
         if running is not None and not running.response_complete:
             running.disconnected = True
@@ -85,7 +84,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._lingered_bytes += len(data)
             if self._lingered_bytes > MAX_LINGER_BYTES:
                 self.transport.close()
-        if self._refusal is not None or self._linger_timer is not None:
+        if self._refusal is not None or self.transport.is_closing():
             return
         if not self._in_body and b"pgrade:" in data:
             # Clients that offer HTTP/2 with each request want its answer; the parser would drop the body.
@@ -97,6 +96,11 @@ class BoundedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._silent_bytes > MAX_SILENT_BYTES:
             self._refuse(StatusError(431))
+        if self._is_idle and self.timeout_keep_alive_task is None:
+            # The rest of a body that was answered early ended the keep-alive time, and no answer will begin it again.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     # ------------------------------------------------------------------------------------------ the parser's callbacks
 
@@ -150,12 +154,17 @@ class BoundedProtocol(HttpToolsProtocol):
         self._silent_bytes = 0
         self._in_body = False
         if self._refusal is None:
+            self._end_lingering()
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Throw away what still comes of a body that was answered early (too large, no key), and close soon."""
+        """Of a body that was answered early (no key, no such route) the rest is parsed and thrown away.
+
+        The connection then serves the next request. It closes when the rest is large or does not come.
+        """
         super().on_response_complete()
         if self._in_body and not self.transport.is_closing():
+            self._lingered_bytes = 0
             self._linger_timer = self.loop.call_later(LINGER_S, self.transport.close)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -175,6 +184,17 @@ class BoundedProtocol(HttpToolsProtocol):
         """Whether an answer is awaited or being written."""
         return self._running is not None and not self._running.response_complete
 
+    @property
+    def _is_idle(self) -> bool:
+        """Whether nothing is under way and the next request may begin."""
+        under_way = self._is_busy or self._in_body or self._header_timer is not None
+        return not under_way and self._refusal is None and not self.transport.is_closing()
+
+    def _end_lingering(self) -> None:
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+            self._linger_timer = None
+
     def _refuse(self, error: RequestError, *, linger: bool = False) -> None:
         """Answer with an error and close. linger: only when the client has read it, or after LINGER_S.
 
@@ -190,7 +210,8 @@ class BoundedProtocol(HttpToolsProtocol):
         lines = [b"HTTP/1.1 %d %b" % (answer.status, _PHRASES.get(answer.status, b"Error"))]
         lines += [b"content-type: application/json", b"content-length: %d" % len(body), b"connection: close"]
         lines += [f"{name}: {value}".encode() for name, value in headers_of(answer).items()]
-        if not self._is_busy:  # an answer that is being written must not be broken
+        answered = self._linger_timer is not None
+        if not self._is_busy and not answered:  # an answer must not be broken, nor be followed by another
             self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + body)
         if linger and self.transport.can_write_eof():
             self.transport.write_eof()

@@ -76,14 +76,20 @@ class Edge:
         for name, value in scope["headers"]:
             headers.setdefault(name, value)
         added = self._added_headers(headers, request_id)
-        started = False
+        started = asked_for_body = False
+
+        async def receive_noted() -> Message:
+            nonlocal asked_for_body
+            asked_for_body = True
+            return await receive()
 
         async def send_with_headers(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
                 message["headers"] = [*message.get("headers", ()), *added]
-                if self._context.draining:
+                unasked = b"expect" in headers and not asked_for_body  # nobody knows whether the body will come
+                if self._context.draining or unasked:
                     message["headers"].append((b"connection", b"close"))
             await send(message)
 
@@ -98,7 +104,7 @@ class Edge:
                 raise Overloaded(
                     "The server is shutting down and takes no new requests.", code="draining", retry_after_s=5
                 )
-            await self._app(scope, receive, send_with_headers)
+            await self._app(scope, receive_noted, send_with_headers)
         except ClientDisconnect:
             return  # it left before its request was complete: nobody is there to be answered
         except Exception as error:
