@@ -270,3 +270,45 @@ def test_a_checksum_file_that_says_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.sha256").write_text("nothing\n")
     with pytest.raises(WeightFileError, match="no digest"):
         open_weights(path)
+
+
+def test_in_a_list_of_checksums_only_the_file_s_own_line_counts(tmp_path: Path) -> None:
+    """Lines of other files and remarks are passed over; a list without the file promises nothing about it."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(good())
+    right, wrong = hashlib.sha256(good()).hexdigest(), "0" * 64
+    listing = tmp_path / "SHA256SUMS"
+    listing.write_text(f"# made by hand\n\n{wrong}  other.safetensors\n{right.upper()}  ./model.safetensors\n")
+    open_weights(path)
+    listing.write_text(f"# made by hand\n{right}  other.safetensors\n{wrong}  model.safetensors\n")
+    with pytest.raises(WeightFileError, match=f"{wrong[:16]}… is promised"):
+        open_weights(path)
+    listing.write_text(f"{wrong}  other.safetensors\n")
+    open_weights(path)
+
+
+def test_a_file_s_own_checksum_may_have_blank_lines_and_counts_more_than_the_list(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(good())
+    (tmp_path / "SHA256SUMS").write_text(f"{'0' * 64}  model.safetensors\n")
+    (tmp_path / "model.safetensors.sha256").write_text(f"\n{hashlib.sha256(good()).hexdigest()}\n")
+    open_weights(path)
+
+
+def test_too_many_tensors_are_refused_before_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(build({"__metadata__": {}, "a": entry(), "b": 7}))
+    monkeypatch.setattr("sayfa.models.formats.safetensors.MAX_TENSORS", 1)
+    with pytest.raises(WeightFileError, match="lists 2 tensors; at most 1"):
+        open_weights(path)
+    path.write_bytes(build({"__metadata__": {}, "a": entry()}))
+    assert open_weights(path).names() == ["a"]
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model", "nowhere.txt"])
+def test_a_file_of_no_known_kind_is_refused(tmp_path: Path, name: str) -> None:
+    """Whether it is there or not: the name alone tells."""
+    if name != "nowhere.txt":
+        (tmp_path / name).write_bytes(good())
+    with pytest.raises(ModelError, match=rf"{name}: is neither a \.gguf nor a \.safetensors file nor a model folder"):
+        open_weights(tmp_path / name)

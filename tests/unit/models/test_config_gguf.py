@@ -9,6 +9,7 @@ import pytest
 
 from fakes.gguf_files import convert
 from fakes.models import make_tiny
+from fakes.tokenizers import gguf_bytes
 from sayfa.base.errors import ModelError, SayfaError
 from sayfa.base.gguf import read_gguf
 from sayfa.models.config import read_config
@@ -124,3 +125,36 @@ def test_metadata_damaged_anywhere_is_read_or_refused_and_never_crashes(files, f
         changes = {rng.choice(keys): rng.choice([None, *hostile]) for _ in range(rng.randint(1, 3))}
         with suppress(SayfaError):
             with_facts(files[family], changes).check()
+
+
+def test_without_an_embedding_the_vocabulary_s_size_cannot_be_known(files):
+    file = read_gguf(files["llama"])
+    table = file.tensors.pop("token_embd.weight")
+    with pytest.raises(ModelError, match=r"vocab_size cannot be known: .* token_embd\.weight"):
+        config_from_gguf(file, "tiny")
+    file.tensors["token_embd.weight"] = file.tensors["output_norm.weight"]
+    with pytest.raises(ModelError, match="no matrix"):
+        config_from_gguf(file, "tiny")
+    file.tensors["token_embd.weight"] = table
+    assert config_from_gguf(file, "tiny").vocab_size == 320
+
+
+@pytest.mark.parametrize(
+    ("pattern", "windows"),
+    [([1, 0, 1, 1, 0, 1], [24, 0, 24, 24, 0, 24]), ([0] * 6, [0] * 6), ([1] * 5, None), ([1] * 7, None)],
+)
+def test_gemmas_local_layers_may_be_listed_one_by_one(files, tmp_path, pattern, windows):
+    path = tmp_path / "listed.gguf"
+    path.write_bytes(gguf_bytes({"pattern": [bool(item) for item in pattern]}))
+    listed = read_gguf(path).metadata["pattern"]
+    changes = {"gemma3.attention.sliding_window_pattern": listed}
+    if windows is None:
+        with pytest.raises(ModelError, match=rf"has {len(pattern)} entries for 6 layers"):
+            with_facts(files["gemma3"], changes)
+    else:
+        assert with_facts(files["gemma3"], changes).windows == windows
+
+
+def test_a_gemma_without_a_window_is_refused(files):
+    with pytest.raises(ModelError, match=r"sliding_window is missing, but gemma3 needs it"):
+        with_facts(files["gemma3"], {"gemma3.attention.sliding_window": None})
