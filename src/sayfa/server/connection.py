@@ -97,7 +97,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._silent_bytes > MAX_SILENT_BYTES:
             self._refuse(StatusError(431))
         if self._is_idle and self.timeout_keep_alive_task is None:
-            # The rest of a body that was answered early ended the keep-alive time, and no answer will begin it again.
+            # The rest of a body that was answered early ended the keep-alive time; no answer will begin it again.
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
