@@ -49,14 +49,25 @@ Answers = dict[str, list[Got]]
 
 
 def run(
-    engine: Engine, requests: list[Request], each_step: Callable[[int, Outputs], None] = lambda step, message: None
+    engine: Engine,
+    requests: list[Request],
+    each_step: Callable[[int, Outputs], None] = lambda step, message: None,
+    *,
+    num_at_start: int | None = None,
 ) -> Answers:
-    """Add all requests, step to the end, audit after each step; return what each branch was given."""
+    """Add all requests, step to the end, audit after each step; return what each branch was given.
+
+    num_at_start: so many are there when it begins, and one more comes before each step.
+    """
     answers: Answers = {request.id: [Got() for _ in range(request.params.n)] for request in requests}
-    for request in requests:
+    coming = list(requests)
+    for request in coming[:num_at_start]:
         engine.add(request)
+    del coming[: len(coming) if num_at_start is None else num_at_start]
     step = 0
-    while engine.has_work:
+    while engine.has_work or coming:
+        if coming:
+            engine.add(coming.pop(0))
         message = engine.step()
         engine.audit()
         step += 1

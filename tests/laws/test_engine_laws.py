@@ -36,6 +36,12 @@ def executor(request):
     return request.param
 
 
+@pytest.fixture
+def native():
+    """For laws that test_reference_equality holds the reference to."""
+    return "native"
+
+
 @pytest.fixture(params=["llama", "gemma3"])
 def folder(request, folders):
     return folders[request.param]
@@ -51,43 +57,43 @@ def alone(folder, executor, requests, **options):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_alone_is_in_a_crowd(folder, executor, seed):
+def test_alone_is_in_a_crowd(folder, native, seed):
     requests = make_requests(seed, 14)
-    crowd = run(build(folder, executor, enable_prefix_caching=False), requests)
-    assert_same(crowd, alone(folder, executor, requests))
+    crowd = run(build(folder, native, enable_prefix_caching=False), requests)
+    assert_same(crowd, alone(folder, native, requests))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_order_of_arrival_does_not_matter(folders, executor, seed):
+def test_the_order_of_arrival_does_not_matter(folders, native, seed):
     requests = make_requests(seed, 10)
     assert_same(
-        run(build(folders["llama"], executor), requests),
-        run(build(folders["llama"], executor), requests[::-1]),
+        run(build(folders["llama"], native), requests),
+        run(build(folders["llama"], native), requests[::-1]),
     )
 
 
 @pytest.mark.parametrize("budget", [16, 23, 37, 160])
-def test_chunked_is_whole(folder, executor, budget):
+def test_chunked_is_whole(folder, native, budget):
     requests = make_requests(budget, 8, shortest=40, longest=120)
-    whole = build(folder, executor, max_num_batched_tokens=1024, enable_prefix_caching=False)
-    pieces = build(folder, executor, max_num_batched_tokens=budget, enable_prefix_caching=False)
+    whole = build(folder, native, max_num_batched_tokens=1024, enable_prefix_caching=False)
+    pieces = build(folder, native, max_num_batched_tokens=budget, enable_prefix_caching=False)
     assert_same(run(whole, requests), run(pieces, requests))
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 64])
-def test_the_page_size_does_not_matter(folders, block_size):
+def test_the_page_size_does_not_matter(folders, native, block_size):
     requests = make_requests(block_size, 8)
-    plain = build(folders["llama"], "reference", block_size=16)
-    assert_same(run(plain, requests), run(build(folders["llama"], "reference", block_size=block_size), requests))
+    plain = build(folders["llama"], native, block_size=16)
+    assert_same(run(plain, requests), run(build(folders["llama"], native, block_size=block_size), requests))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_cached_is_cold(folder, executor, seed):
+def test_cached_is_cold(folder, native, seed):
     requests = make_requests(seed, 10, shortest=30)
     common = requests[0].prompt
     requests = [msgspec.structs.replace(request, prompt=(common + request.prompt)[:120]) for request in requests]
-    cold = alone(folder, executor, requests)
-    engine = build(folder, executor)
+    cold = alone(folder, native, requests)
+    engine = build(folder, native)
     run(engine, requests)
     warm = run(engine, requests)
     assert_same(warm, cold)
@@ -97,7 +103,9 @@ def test_cached_is_cold(folder, executor, seed):
     assert min(hits) > 0, "a warm run that finds nothing in the cache proves nothing"
 
 
-def test_preempted_at_any_step_is_undisturbed(folder, executor):
+def test_preempted_at_any_step_is_undisturbed(folder):
+    """All at once and in the reference; test_preemption has one after another, natively, and every kind of wish."""
+    executor = "reference"
     requests = make_requests(5, 5, longest=60)
     undisturbed = run(build(folder, executor), requests)
     engine = build(folder, executor)
