@@ -147,7 +147,7 @@ class Roster:
             self._leave(sequence, keep=error is None)
         elif sequence.status is Status.PAUSED:
             del self.parked[sequence]
-        elif sequence in sequence.state.branches and sequence.status is Status.WAITING:
+        else:
             self.waiting.remove(sequence)
         sequence.status = Status.FINISHED
         sequence.finish = reason

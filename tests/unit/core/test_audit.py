@@ -82,6 +82,15 @@ def _queue_out_of_order(scheduler: Scheduler) -> None:
     waiting._sequences.append(waiting[0])
 
 
+def _paused_but_running(scheduler: Scheduler) -> None:
+    scheduler._roster.requests["a"].paused = True
+
+
+def _held_but_not_paused(scheduler: Scheduler) -> None:
+    scheduler.pause("a", True)
+    scheduler._roster.requests["a"].paused = False
+
+
 def _wrong_status(scheduler: Scheduler) -> None:
     scheduler._roster.waiting[0].status = Status.FINISHED
 
@@ -92,6 +101,7 @@ def _wrong_status(scheduler: Scheduler) -> None:
         _lose_a_row, _run_and_wait, _out_of_rank, _nowhere, _wrong_branch_count, _forgotten_request, _wrong_token_count,
         _wrong_new_count, _computed_beyond_pages, _computed_beyond_tokens, _waiting_with_pages, _running_without_a_row,
         _hash_too_many, _wrong_status, _queue_out_of_order,
+        _paused_but_running, _held_but_not_paused,
     ],
 )  # fmt: skip
 def test_the_audit_sees(damage: Callable[[Scheduler], None]) -> None:

@@ -139,3 +139,16 @@ def test_the_queue_stays_sorted_and_counted(seed: int) -> None:
         queue.remove(inside[0])
         with pytest.raises(RuntimeError, match="not in the waiting queue"):
             queue.remove(inside[0])
+
+
+def test_who_ends_after_his_tenant_was_forgotten_is_settled_with_nobody() -> None:
+    """His tag was past already; a newcomer's is not touched."""
+    policy = FairPolicy()
+    old, new = state(policy, 0, tenant="a", max_tokens=6), state(policy, 1, tenant="b", max_tokens=6)
+    old.branch(0)
+    end(old, 6)
+    del policy._finish["a"]
+    before = dict(policy._finish)
+    policy.ended(old.branches[0])
+    assert policy._finish == before
+    assert new.order == 0
