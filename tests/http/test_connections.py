@@ -139,8 +139,11 @@ def test_a_proxy_that_is_no_address_stops_the_start() -> None:
 
 @pytest.mark.parametrize(
     ("limits", "most", "raised"),
-    [((1024, 4096), 100, None), ((1024, 1 << 20), 4096, 4160), ((256, 1024), 4096, 1024), ((-1, -1), 4096, None)],
-)
+    [
+        ((1024, 4096), 100, None), ((1024, 1 << 20), 4096, 4160), ((256, 1024), 4096, 1024), ((-1, -1), 4096, None),
+        ((256, -1), 4096, 4160),
+    ],
+)  # fmt: skip
 def test_no_more_connections_are_taken_than_there_are_descriptors(
     monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], most: int, raised: int | None
 ) -> None:
@@ -150,6 +153,28 @@ def test_no_more_connections_are_taken_than_there_are_descriptors(
     monkeypatch.setattr(resource, "setrlimit", lambda which, pair: calls.append(pair[0]))
     assert gate.within_descriptors(most) == min(most, (raised or most + 64) - 64)
     assert calls == ([raised] if raised else [])
+
+
+def test_where_no_more_descriptors_are_to_be_had_fewer_connections_are_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The limit stays as it is; the server says how many it takes, and takes one at least."""
+    monkeypatch.setattr(resource, "setrlimit", lambda which, pair: pytest.fail("there is nothing to raise"))
+    for limit, taken in ((1024, 960), (64, 1), (10, 1)):
+        monkeypatch.setattr(resource, "getrlimit", lambda which, limit=limit: (limit, limit))
+        assert gate.within_descriptors(4096) == taken
+        assert f"may open {limit} descriptors: {taken} connections" in caplog.text
+
+
+def test_the_gate_s_check_sees_counts_that_contradict_each_other() -> None:
+    for damage in ({"192.0.2.1": 3}, {"192.0.2.1": 0}, {"192.0.2.1": 1, "192.0.2.2": -1}):
+        door, _ = make_gate(most=12, of_one=3)
+        for key in ("192.0.2.1", None):
+            door.enter(key)
+        door.check()
+        door._open_of = damage
+        with pytest.raises(RuntimeError, match="2 connections are open"):
+            door.check()
 
 
 # ------------------------------------------------------------------------------------------------- live connections

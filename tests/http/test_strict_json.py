@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sayfa.base.errors import InvalidRequest
-from sayfa.server.strict_json import MAX_DEPTH, MAX_VALUES, parse
+from sayfa.server.strict_json import MAX_CONTAINERS, MAX_DEPTH, MAX_KEYS, MAX_VALUES, parse
 
 leaves = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False)
 values = st.recursive(
@@ -94,3 +94,36 @@ def test_t15_values_are_counted_exactly_and_before_they_are_built() -> None:
     with pytest.raises(InvalidRequest, match="1000000 values"):
         parse(ones + b"1,1]}")
     assert parse(b'{"a": "' + b"," * (2 * MAX_VALUES) + b'"}')
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "is empty"),
+        (b'{"a": "\xff"}', r"not UTF-8 \(byte 7\)"),
+        (b'{"a":\n 1 x}', r"line 2, column 4"),
+        (b"[1]", "must be a JSON object"),
+        (b"7", "must be a JSON object"),
+        (b'{"a": NaN}', "holds NaN"),
+        (b'{"a": -Infinity}', "holds -Infinity"),
+        (b'{"a": {"key": 1, "other": 2, "key": 1}}', "the key `key` twice"),
+        (rb'{"a": "\ud800"}', "string or number in it is malformed"),
+        (b'{"a": ' + b"1" * 65 + b"}", "number of more than 64 characters"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "number of more than 64 characters"),
+        (b"{" + b",".join(b'"k%d":1' % i for i in range(MAX_KEYS + 1)) + b"}", "more than 10000 keys"),
+        (b'{"a": [' + b"[]," * MAX_CONTAINERS + b"[]]}", "lists and objects"),
+    ],
+)
+def test_each_refusal_says_what_is_wrong(body: bytes, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words) as told:
+        parse(body)
+    assert told.value.code == "invalid_json"
+
+
+def test_bounds_are_kept_exactly_and_hold_for_what_is_no_text_only() -> None:
+    """What is allowed is read: the longest number, the most keys, long digits and many brackets in a text."""
+    assert parse(b'{"a": ' + b"1" * 64 + b"}") == {"a": int("1" * 64)}
+    assert len(parse(b"{" + b",".join(b'"k%d":1' % i for i in range(MAX_KEYS)) + b"}")) == MAX_KEYS
+    text = "1" * 100 + "[" * 3 * MAX_CONTAINERS + "{" * 100
+    assert parse(json.dumps({"a": text}).encode()) == {"a": text}
+    assert parse(rb'{"a": "\ud83d\ude00"}') == {"a": "😀"}

@@ -165,3 +165,9 @@ def test_the_engines_parts_cross_as_json_and_come_back_equal():
 
 def test_settings_without_sources_are_the_defaults():
     assert load({}, {"HOME": "/root", "PATH": "x"}) == Settings()
+
+
+def test_none_means_not_given_only_where_a_setting_may_be_absent():
+    assert engine_config({"max_model_len": None}) == engine_config({})
+    with pytest.raises(ConfigError, match="max_num_seqs"):
+        engine_config({"max_num_seqs": None})

@@ -1,14 +1,16 @@
 """What goes into a chat template, and what comes back when it cannot be rendered."""
 
+import json
 import math
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fakes.templates import ALL, CHATML, GEMMA, MISTRAL, QWEN
 from sayfa.base.errors import InvalidRequest, ModelError
-from sayfa.text.chat_template import ChatTemplate
+from sayfa.text.chat_template import MAX_SOURCE_CHARS, ChatTemplate, load_chat_template
 
 USER = {"role": "user", "content": "hi"}
 ONLY_PARTS = "{% for m in messages %}{% for part in m['content'] %}[{{ part.text }}]{% endfor %}{% endfor %}"
@@ -189,3 +191,35 @@ def test_long_conversations_stay_within_the_budget(name: str) -> None:
     for size, count in ((100, 500), (500_000, 1)):
         messages = [USER | {"content": "word " * (size // 5)}, {"role": "assistant", "content": "ok"}] * count
         assert len(template.render(messages[:-1]).text) > 0
+
+
+def test_a_template_too_long_is_the_model_s_fault() -> None:
+    with pytest.raises(ModelError, match=rf"has {MAX_SOURCE_CHARS + 1} characters"):
+        ChatTemplate("x" * (MAX_SOURCE_CHARS + 1))
+    assert ChatTemplate("x" * MAX_SOURCE_CHARS).render([USER]).text == "x" * MAX_SOURCE_CHARS
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_past_reasoning_is_found_under_each_of_its_names(name: str) -> None:
+    """Clients send it under one name, templates read it under another."""
+    source = "{% for m in messages %}[{{ m.thinking }}|{{ m.reasoning_content }}]{% endfor %}"
+    message = {"role": "assistant", "content": "x", name: "because"}
+    assert ChatTemplate(source).render([USER, message]).text == "[|][because|because]"
+    message[name] = None
+    assert ChatTemplate(source).render([USER, message]).text == "[|][|]"
+
+
+def test_a_tool_call_without_a_function_is_left_as_it_is() -> None:
+    source = "{% for m in messages %}{{ m.tool_calls | tojson if m.tool_calls }}{% endfor %}"
+    for call in ({"id": "1"}, {"id": "1", "function": "get"}):
+        assert json.loads(ChatTemplate(source).render([{"role": "assistant", "tool_calls": [call]}]).text) == [call]
+
+
+def test_the_operator_s_template_takes_the_place_of_the_model_s() -> None:
+    model = SimpleNamespace(chat_template="model", special_tokens={"bos_token": "<s>"}, control_texts=["<s>"])
+    for given, text in ((None, "model"), ("{{ bos_token }}", "<s>"), ("", "")):
+        template = load_chat_template(model, given)  # type: ignore[arg-type]
+        assert template is not None
+        assert template.render([USER]).text == text
+    model.chat_template = None
+    assert load_chat_template(model) is None  # type: ignore[arg-type]

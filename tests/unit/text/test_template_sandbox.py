@@ -8,7 +8,7 @@ import pytest
 
 from sayfa.base.errors import InvalidRequest, ModelError
 from sayfa.text.chat_template import ChatTemplate
-from sayfa.text.template_budget import MAX_CPU_S, MAX_DEPTH, MAX_NODES, Budget, OverBudgetError
+from sayfa.text.template_budget import MAX_CPU_S, MAX_DEPTH, MAX_NODES, MAX_STEPS, Budget, OverBudgetError
 
 MESSAGES = [{"role": "user", "content": "hello <b>"}, {"role": "assistant", "content": "x" * 200}]
 
@@ -199,6 +199,28 @@ def test_values_are_bounded_in_items_depth_and_text() -> None:
         with pytest.raises(OverBudgetError):
             Budget(1000 if "x" in repr(value)[:20] else 10**9, cpu_s=lambda: 0.0).weigh(value)
     assert Budget(1000, cpu_s=lambda: 0.0).weigh({"a": ["bc"]}) >= len("{'a': ['bc']}") - 8
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("', '.join(['a', 'b'])", "a, b"), ("'-'.join('abc')", "a-b-c"), ("'a,b,c'.split(',')", "['a', 'b', 'c']"),
+        ("'a,b,c'.split(',', 1)", "['a', 'b,c']"), ("'aXbX'.replace('X', 'y')", "ayby"),
+        ("'aXbX'.replace('X', 'y', 1)", "aybX"), ("'ab'.upper()", "AB"), ("' a '.strip()", "a"),
+        ("'ab'.startswith('a')", "True"), ("1.5 + 2", "3.5"), ("1 + 2", "3"), ("[1] + [2, 3]", "[1, 2, 3]"),
+        ("'a' + 'b'", "ab"), ("'ab' * 3", "ababab"), ("3 * 'ab'", "ababab"), ("[1, 2] * 2", "[1, 2, 1, 2]"),
+        ("2 * [0]", "[0, 0]"), ("1.5 * 2", "3.0"), ("3 * 4", "12"), ("'ab' * -1", ""),
+    ],
+)  # fmt: skip
+def test_what_is_priced_gives_what_python_gives(source: str, text: str) -> None:
+    assert ChatTemplate("{{ " + source + " }}").render(MESSAGES).text == text
+
+
+def test_each_bound_of_the_budget_says_which_it_is() -> None:
+    budget = Budget(1000, cpu_s=lambda: 0.0)
+    budget.spend(MAX_STEPS)
+    with pytest.raises(OverBudgetError, match="too many steps"):
+        budget.spend(64)
 
 
 _NAMES = ["messages", "x", "ns", "ns.x", "m", "m.role", "m.content", "loop", "loop.index", "self", "range", "tools"]
