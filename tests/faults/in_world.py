@@ -1,12 +1,14 @@
-"""Points that whole systems pass: one of three short histories is played with one armed point.
+"""Points that whole systems pass: one of four short histories is played with one armed point.
 
 The histories are made so that each such point is passed: prompts that begin alike, branches, a pool that is too small,
-a deadline that passes, a client that leaves, a full queue, a death, a drain that takes too long.
+a deadline that passes, a client that leaves, a full queue, a death, a drain that takes too long, readers behind.
 """
 
 import asyncio
 from collections import Counter
 from typing import Any
+
+import msgspec
 
 from fakes.runner import Rule
 from faults.kinds import KINDS, Kind
@@ -46,7 +48,11 @@ DEATH = History(seed=2, setting=SETTING, events=[
 DRAIN = History(seed=3, setting=Setting(step_s=1.0, max_num_seqs=1), events=[
     call(0.0, 64, max_tokens=20), call(0.1, 65), Blow(at_s=2.5, kind="drain"), call(3.0, 66),
 ])  # fmt: skip
-HISTORIES = {"main": MAIN, "death": DEATH, "drain": DRAIN}
+READERS = History(seed=4, setting=msgspec.structs.replace(SETTING, unread_tokens=2), events=[
+    call(0.0, 64, read_s=0.4, max_tokens=9), call(0.1, 65, read_s=0.3, n=2), call(0.2, 66, prompt=[2], max_tokens=3),
+    call(LATE_S, 79, max_tokens=2),
+])  # fmt: skip
+HISTORIES = {"main": MAIN, "death": DEATH, "drain": DRAIN, "readers": READERS}
 
 BEFORE_BOOKS = ("server.edge", "server.auth", "server.books.open")
 GIVES_UP = ("client.lost", "client.bury")
@@ -121,7 +127,8 @@ def play(history: History, name: str, kind: str, nth: int) -> Result:
     loop = VirtualLoop(clock)
     what = Kind(lambda: clock.advance(7.0)) if kind == "delay" else KINDS[kind]
     asyncio.set_event_loop(loop)
-    with world_play._own_garbage(), armed(name, what.action, alter=what.alter, nth=nth) as point:
+    readers = world_play._patience_with_readers(history.setting.unread_tokens)
+    with world_play._own_garbage(), readers, armed(name, what.action, alter=what.alter, nth=nth) as point:
         world = ArmedWorld(history, clock, loop, name)
         main = loop.create_task(world.run())
         try:

@@ -34,6 +34,9 @@ WIRE_KINDS = ("drop", "double", "cut", "flip")
 DISK_KINDS = ("enospc", "eio", "erofs", "epipe")
 
 DYING = ("client.restart", "client.lost", "client.bury", "client.before_spawn", "client.attach", "client.quarantine")
+PAUSING = ("engine.pause",)
+"""Passed where readers are behind. Costs the engine: it and the server would think differently of who stands still."""
+
 DRAINING = ("client.drain", "server.drain", "engine.refuse_waiting", "engine.end_all", "process.while_draining")
 
 HARMLESS_IN_A_STEP = (

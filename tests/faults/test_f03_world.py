@@ -10,7 +10,7 @@ error, the engine is started anew and who was with it is told, or the start fail
 import pytest
 
 from faults.in_world import HISTORIES, baseline, judge, play
-from faults.points import BESIDE, COSTING_THE_ENGINE, DISK_KINDS, IN_ENGINE, OF_ONE, WIRE_KINDS
+from faults.points import BESIDE, COSTING_THE_ENGINE, DISK_KINDS, IN_ENGINE, OF_ONE, PAUSING, WIRE_KINDS
 
 MOST_PASSES = 1000
 
@@ -51,6 +51,7 @@ CASES = [
     *(("drain", name, "raise", "none") for name in ("client.drain", "server.drain")),
     *(("drain", name, kind, "engine") for kind in ("raise", "die")
       for name in ("engine.refuse_waiting", "engine.end_all", "process.while_draining")),
+    *(("readers", name, kind, "engine") for kind in ("raise", "die") for name in PAUSING),
 ]  # fmt: skip
 
 

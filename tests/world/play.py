@@ -322,7 +322,8 @@ class World:
         deadly = any(
             e.spoil in ("die", "raise") if isinstance(e, Call) else e.kind in DEADLY for e in self._history.events
         )
-        demand(deadly or len(self._host.processes) == 1, "an engine was replaced though nothing befell it")
+        befell = deadly or bool(self._facts.faults)
+        demand(befell or len(self._host.processes) == 1, "an engine was replaced though nothing befell it")
         left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         demand(not left, f"tasks are left: {left}")
         demand(not self._loop.complaints, "; ".join(self._loop.complaints))

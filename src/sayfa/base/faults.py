@@ -61,6 +61,7 @@ POINTS: dict[str, str] = {
     "engine.add.before_check": "a request has come, nothing of it was checked",
     "engine.add.before_queue": "a request was checked and is about to be queued",
     "engine.abort": "a client's wish to forget a request has arrived",
+    "engine.pause": "a reader is behind, or has caught up; its request is about to stand still, or to go on",
     "engine.pong": "the server asked for progress",
     "engine.refuse_waiting": "the engine drains, who waits is about to be turned away",
     "engine.end_all": "the time to drain is up, who runs is about to be ended",

@@ -84,6 +84,7 @@ class Engine:
 
     def pause(self, ids: list[str], on: bool) -> None:
         """Compute nothing more of these requests until they are resumed (`on` is False). Unknown ids are ignored."""
+        fault("engine.pause")
         if not self.has_work:
             self._progress_s = self._clock.monotonic()  # an engine whose requests are all paused owes no progress
         for request_id in ids:
