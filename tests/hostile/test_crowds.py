@@ -28,6 +28,9 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 PHASES = ("connect", "part of the headers", "part of the body", "sent", "first bytes", "some text", "the end")
 FREED_CPU_S = 0.25
 BUFFER_LIMIT_BYTES = 256 << 10
+CPU_LIMIT_S = 300.0
+WALL_LIMIT_S = 900.0
+"""For a crowd of 500; a busy machine, or one that stands still for minutes, is no failure."""
 
 
 class Place(NamedTuple):
@@ -170,42 +173,65 @@ async def test_f08_what_one_client_held_is_free_at_once(seed: int) -> None:
     assert max(spent) < FREED_CPU_S, f"{max(spent) * 1000:.0f} ms of CPU until all was free"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("num_readers", [50, pytest.param(500, marks=pytest.mark.slow)])
 async def test_f09_readers_that_stop_reading(num_readers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many readers stop: what the server keeps for each stays bounded, all is free after the limit, others go on.
+    """Many readers stop: what the server keeps for each is bounded; when the limit passes all is free; others go on.
 
-    Here the limit is a second in place of ten, what the kernel keeps is little, and so is the mailbox.
+    The limit passes only when every reader stands still, so it does not matter how quick the machine is. What the
+    kernel keeps is little here, and so is the mailbox.
     """
-    monkeypatch.setattr(sse, "SLOW_SEND_LIMIT_S", 1.0)
-    monkeypatch.setattr(streams, "SLOW_READER_LIMIT_S", 1.0)
+    monkeypatch.setattr(sse, "SLOW_SEND_LIMIT_S", 1e6)
+    monkeypatch.setattr(streams, "SLOW_READER_LIMIT_S", 1e6)
     monkeypatch.setattr(streams, "MAX_UNREAD_TOKENS", 50)
     monkeypatch.setattr(serve, "SEND_BUFFER_BYTES", 4 << 10)
-    content = {"model": MODEL, "prompt": ["x"] * 2, "n": 2, "max_tokens": 250, "ignore_eos": True, "logprobs": 5}
+    monkeypatch.setattr(serve, "DEAD_PEER_S", 3600)  # the kernel's own limit, on the wall clock
+    content = {"model": MODEL, "prompt": "x", "n": 4, "max_tokens": 250, "ignore_eos": True, "logprobs": 5}
+    data = raw_request({**content, "stream": True}, TEXT)
     async with serving(make_client(max_queued_requests=4096, max_num_seqs=16)) as place:
-        data = raw_request({**content, "stream": True}, TEXT)
         readers = [await asyncio.to_thread(_deaf_reader, place.port, data) for _ in range(num_readers)]
-        await until(lambda: metric(place.context, "requests_received_total") == num_readers, 60.0)
-        largest, unread, paused, start_s = 0, 0, 0, time.monotonic()
-        while metric(place.context, "requests_in_flight"):
-            for connection in place.server.server_state.connections:
-                largest = max(largest, connection.transport.get_write_buffer_size())
-            for box in place.client._streams._open.values():
-                unread = max(unread, box.unread_tokens)
-            paused = max(paused, place.client._engine._scheduler.num_paused)
-            assert time.monotonic() - start_s < 200, held(place)
-            await asyncio.sleep(0.02)
-        assert 0 < largest <= BUFFER_LIMIT_BYTES, f"{largest} bytes were kept for one reader"
-        assert unread <= 50 + 2, f"{unread} tokens were kept for one reader"
-        assert paused > 16, f"only {paused} answers stood still at once"
-        await until(lambda: not any(held(place).values()), 5.0)  # the connections too: nobody will ever read them
+        kept = await _most_kept(place, num_readers)
+        assert 0 < kept["written"] <= BUFFER_LIMIT_BYTES, kept
+        assert kept["bytes"] <= BUFFER_LIMIT_BYTES, kept
+        assert kept["tokens"] <= 50 + 4, kept
+        await _answered(place)
+        monkeypatch.setattr(sse, "SLOW_SEND_LIMIT_S", 0.0)
+        await until(lambda: not any(held(place).values()), WALL_LIMIT_S / 10)  # connections too: nobody will read them
         assert books_agree(place.context)
-        reader, writer = await asyncio.open_connection("127.0.0.1", place.port)
-        writer.write(raw_request({"model": MODEL, "prompt": "a", "max_tokens": 3}, TEXT))
-        assert b" 200 OK" in await asyncio.wait_for(reader.readuntil(b"\r\n"), 10)
-        writer.close()
+        await _answered(place)
         for sock in readers:
             sock.close()
+    print(f"{num_readers} readers: at most {kept}")
+
+
+async def _answered(place: Place) -> None:
+    """Somebody else is served."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", place.port)
+    writer.write(raw_request({"model": MODEL, "prompt": "a", "max_tokens": 3}, TEXT))
+    assert b" 200 OK" in await asyncio.wait_for(reader.readuntil(b"\r\n"), WALL_LIMIT_S)
+    writer.close()
+
+
+async def _most_kept(place: Place, num_readers: int) -> dict[str, int]:
+    """Look on until so many requests stand still; give the most that was kept for one reader.
+
+    written: bytes behind the socket. tokens, bytes: unread in the mailbox, and together with what is written.
+    """
+    most = {"written": 0, "tokens": 0, "bytes": 0}
+    start_s = time.process_time()
+    num_paused = 0
+    while num_paused < num_readers:
+        boxes = place.client._streams._open.values()
+        connections = place.server.server_state.connections
+        written = max((each.transport.get_write_buffer_size() for each in connections), default=0)
+        unread = max((box.unread_bytes for box in boxes), default=0)
+        tokens = max((box.unread_tokens for box in boxes), default=0)
+        now = {"written": written, "tokens": tokens, "bytes": written + unread}
+        most = {name: max(value, now[name]) for name, value in most.items()}
+        num_paused = sum(box.paused_since_s is not None for box in boxes)
+        assert time.process_time() - start_s < CPU_LIMIT_S, (num_paused, held(place))
+        await asyncio.sleep(0.02)
+    return most
 
 
 def _deaf_reader(port: int, data: bytes) -> socket.socket:
