@@ -4,6 +4,7 @@ Nothing here belongs to one request. Knows no routes.
 """
 
 import hashlib
+import platform
 import random
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -142,7 +143,9 @@ class ServerContext:
 
     def fingerprint(self, info: EngineInfo) -> str:
         """`system_fingerprint`: changes when model, version or arithmetic change, that is when answers might."""
-        key = "|".join((self.version, info.model, info.architecture, info.dtype, info.kv_dtype, info.isa))
+        # The machine, too: the instruction set "plain" fuses multiply-adds on AArch64 and does not on x86.
+        facts = (info.model, info.architecture, info.dtype, info.kv_dtype, info.isa)
+        key = "|".join((self.version, platform.machine(), *facts))
         if self._fingerprint is None or self._fingerprint[0] != key:
             self._fingerprint = (key, "fp_" + hashlib.sha256(key.encode()).hexdigest()[:10])
         return self._fingerprint[1]
