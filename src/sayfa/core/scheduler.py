@@ -21,6 +21,9 @@ from sayfa.core.results import Results
 from sayfa.core.roster import Roster
 from sayfa.core.sequence import RequestState, Sequence
 
+MIN_DEADLINES = 64
+"""So many are kept in any case: to look through them costs more than they do."""
+
 
 class Scheduler:
     """Continuous batching over pages. `limits` are checked here; `policy` orders; `cache` owns the pages."""
@@ -53,6 +56,7 @@ class Scheduler:
         self._num_requests += 1
         self._roster.open(state)
         if state.deadline_s is not None:
+            self._forget_deadlines()
             heapq.heappush(self._deadlines, (state.deadline_s, state.number, request.id))
 
     def abort(self, request_id: str, now_s: float, branches: Collection[int] | None = None) -> bool:
@@ -224,6 +228,13 @@ class Scheduler:
         for sequence in sequences:
             sequence.check(self.cache.page_size)
         self.cache.check(sequences)
+
+    def _forget_deadlines(self) -> None:
+        """Drop the deadlines of requests that ended before them, once they are the most: some lie months ahead."""
+        if len(self._deadlines) > 2 * len(self._roster.requests) + MIN_DEADLINES:
+            here = {(state.number, request_id) for request_id, state in self._roster.requests.items()}
+            self._deadlines = [entry for entry in self._deadlines if entry[1:] in here]
+            heapq.heapify(self._deadlines)
 
     def _expire(self, now_s: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now_s:
