@@ -5,12 +5,13 @@ Importing this file loads neither numpy nor torch: the engine is imported when a
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
-from sayfa.base.errors import ConfigError, InvalidRequest
+from sayfa.base.errors import ConfigError, InvalidRequest, Overloaded
 from sayfa.base.messages import EngineOutput, Request
 from sayfa.base.registry import Registry
 from sayfa.base.sampling_params import SamplingParams
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 Prompt: TypeAlias = str | list[int]
 Message: TypeAlias = dict[str, Any]
+OnError: TypeAlias = Literal["raise", "return"]
 
 _PARTS = Registry("sayfa.llm", {"build_engine": "sayfa.engine.build:build_engine"})
 
@@ -112,17 +114,16 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         on_progress: Callable[[int, int], None] | None = None,
+        errors: OnError = "raise",
     ) -> list[RequestOutput]:
         """Continue each prompt (text or token ids); return the outputs in the order of the prompts.
 
         params: one for all, or one for each. on_progress: called with (prompts done, all) after each that is done. A
-        request that cannot be served raises InvalidRequest before any work; one that fails later has an `error`.
+        request that cannot be served raises InvalidRequest before any work or, with errors="return", has an `error`
+        in its output as one that fails later does; the others are served.
         """
-        jobs = [
-            _Job(self._tokenizer, None if isinstance(prompt, list) else prompt, self._encode(prompt), wish)
-            for prompt, wish in _pair(_as_list(prompts), params)
-        ]
-        return self._run(jobs, on_progress)
+        pairs = _pair(_as_list(prompts), params)
+        return self._run([self._checked(partial(self._prompt_job, *pair), errors) for pair in pairs], on_progress)
 
     def chat(
         self,
@@ -130,14 +131,15 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         on_progress: Callable[[int, int], None] | None = None,
+        errors: OnError = "raise",
     ) -> list[RequestOutput]:
         """Answer one conversation or several; a message is {"role": ..., "content": ...}. Else like `generate`.
 
         If the last message is the assistant's, it is continued.
         """
         conversations = [messages] if messages and isinstance(messages[0], dict) else messages
-        jobs = [self._chat_job(conversation, wish) for conversation, wish in _pair(list(conversations), params)]
-        return self._run(jobs, on_progress)
+        pairs = _pair(list(conversations), params)
+        return self._run([self._checked(partial(self._chat_job, *pair), errors) for pair in pairs], on_progress)
 
     def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Iterator[str]:
         """Answer one conversation, yielding the text as it comes (of the first answer). Leaving early ends the
@@ -158,6 +160,21 @@ class LLM:
         finally:
             self._clear([request.id])
 
+    def _checked(self, make: "Callable[[], _Job]", errors: OnError) -> "_Job | _Refused":
+        """Make a job that the engine would take. Raises InvalidRequest, or wraps it for errors="return"."""
+        try:
+            job = make()
+            self._engine.check(job.request("unnamed", self._tokenizer))
+        except InvalidRequest as error:
+            if errors == "raise":
+                raise
+            return _Refused(str(error))
+        return job
+
+    def _prompt_job(self, prompt: Prompt, params: SamplingParams) -> "_Job":
+        ids = prompt if isinstance(prompt, list) else self._tokenizer.encode(prompt)
+        return _Job(self._tokenizer, None if isinstance(prompt, list) else prompt, ids, params)
+
     def _chat_job(self, conversation: Sequence[Message], params: SamplingParams) -> "_Job":
         if self._template is None:
             raise InvalidRequest("this model has no chat template; use `generate`, or give one with `chat_template`")
@@ -177,21 +194,16 @@ class LLM:
         while self._engine.has_work:
             self._engine.step()
 
-    def _encode(self, prompt: Prompt) -> list[int]:
-        return prompt if isinstance(prompt, list) else self._tokenizer.encode(prompt)
-
-    def _run(self, jobs: "list[_Job]", on_progress: Callable[[int, int], None] | None) -> list[RequestOutput]:
+    def _run(
+        self, jobs: "Sequence[_Job | _Refused]", on_progress: Callable[[int, int], None] | None
+    ) -> list[RequestOutput]:
         """Feed the jobs as the engine has room, step until all are done."""
-        engine, waiting = self._engine, list(reversed(jobs))
+        engine, waiting = self._engine, [job for job in reversed(jobs) if isinstance(job, _Job)]
         open_jobs: dict[str, _Job] = {}
-        done = 0
+        done = len(jobs) - len(waiting)
         try:
             while waiting or open_jobs:
-                while waiting and len(open_jobs) < 2 * engine.info.max_num_seqs:
-                    job = waiting.pop()
-                    request = job.request(self._new_id(), self._tokenizer)
-                    engine.add(request)
-                    open_jobs[request.id] = job
+                self._feed(waiting, open_jobs)
                 for output in engine.step().outputs:
                     job_or_none = open_jobs.get(output.id)
                     if job_or_none is None:
@@ -207,6 +219,18 @@ class LLM:
         finally:
             self._clear(list(open_jobs))
         return [job.result() for job in jobs]
+
+    def _feed(self, waiting: "list[_Job]", open_jobs: "dict[str, _Job]") -> None:
+        """Hand jobs to the engine, last first, until its queue is full."""
+        while waiting and len(open_jobs) < 2 * self._engine.info.max_num_seqs:
+            request = waiting[-1].request(self._new_id(), self._tokenizer)
+            try:
+                self._engine.add(request)
+            except Overloaded:
+                if not open_jobs:  # nobody is there who would make room
+                    raise
+                return
+            open_jobs[request.id] = waiting.pop()
 
 
 class _Branch:
@@ -236,6 +260,19 @@ class _Branch:
         if output.finish is not None and self.stop_string is None:
             self.detokenizer.push([], True)
             self.last = output
+
+
+class _Refused:
+    """One prompt that cannot be served, and why."""
+
+    def __init__(self, error: str) -> None:
+        self._error = error
+
+    def result(self) -> RequestOutput:
+        """Say so in the form of an answer."""
+        answer = Answer(index=0, text="", token_ids=[], finish_reason="error", error=self._error)
+        usage = Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=0)
+        return RequestOutput(prompt=None, prompt_token_ids=[], outputs=[answer], usage=usage)
 
 
 class _Job:

@@ -109,6 +109,43 @@ def test_what_cannot_be_served_is_said_and_harms_nothing(llm, call, sentence):
     assert llm.generate("fine", SamplingParams(max_tokens=2))[0].text is not None
 
 
+def steps_of(llm):
+    return llm.engine.pong(0).steps
+
+
+def test_one_prompt_in_hundreds_that_cannot_be_served_is_known_before_any_work(llm):
+    before = steps_of(llm)
+    with pytest.raises(InvalidRequest, match="shorten the prompt"):
+        llm.generate(["fine"] * 300 + ["a" * 500])
+    with pytest.raises(InvalidRequest, match="shorten the prompt"):
+        llm.chat([[{"role": "user", "content": text}] for text in ["fine"] * 20 + ["a" * 500]])
+    assert steps_of(llm) == before
+
+
+def test_what_cannot_be_served_may_be_an_error_in_its_place_and_the_others_are_served(llm):
+    wish = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    done = []
+    prompts = ["a" * 500, "one", "", "two"]
+    outputs = llm.generate(prompts, wish, errors="return", on_progress=lambda *counts: done.append(counts))
+    assert [output.outputs[0].finish_reason for output in outputs] == ["error", "length", "error", "length"]
+    assert "shorten the prompt" in outputs[0].outputs[0].error
+    assert "empty" in outputs[2].outputs[0].error
+    assert [output.outputs for output in (outputs[1], outputs[3])] == [
+        output.outputs for output in llm.generate(["one", "two"], wish)
+    ]
+    assert done == [(3, 4), (4, 4)]
+    chats = [[{"role": "user", "content": text}] for text in ("a" * 500, "one")] + [[]]
+    outputs = llm.chat(chats, wish, errors="return")
+    assert [output.outputs[0].error is None for output in outputs] == [False, True, False]
+
+
+def test_more_prompts_than_the_queue_holds_are_all_answered(tmp_path):
+    narrow = OPTIONS | {"max_num_seqs": 2, "max_num_queued_reqs": 1, "max_num_queued_tokens": 8}
+    small = LLM(str(make_tiny("llama", tmp_path, seed=3, vocab_size=260)), **narrow)
+    outputs = small.generate([f"prompt {i}" for i in range(12)], SamplingParams(max_tokens=3, ignore_eos=True))
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [3] * 12
+
+
 def test_ids_that_only_pad_the_embedding_are_empty_text(tmp_path):
     padded = LLM(str(make_tiny("llama", tmp_path, seed=3, vocab_size=320)), **OPTIONS)
     only = SamplingParams(temperature=1.0, max_tokens=5, allowed_token_ids=[300, 310, 319], logprobs=3)

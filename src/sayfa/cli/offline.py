@@ -6,8 +6,9 @@ a second and not an hour. A prompt that cannot be served becomes a result with a
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -23,6 +24,7 @@ from sayfa.cli.show import ProgressLine
 
 MAX_LINE_BYTES = 16 << 20
 _PARAMS = {field.name for field in msgspec.structs.fields(SamplingParams)} - {"eos_token_ids"}
+Progress: TypeAlias = Callable[[int, int], None]
 _OWN = ("prompt", "messages", "id", "custom_id")
 
 
@@ -122,49 +124,33 @@ def answer_all(model: public.LLM, tasks: list[Task]) -> list[dict[str, Any]]:
     """Answer all tasks with a progress bar; the results are in the tasks' order."""
     line = ProgressLine("generate")
     results: dict[int, dict[str, Any]] = {}
-    prompts: list[tuple[int, list[int]]] = []
-    chats: list[int] = []
-    limit = model.engine.info.max_model_len
-    for index, task in enumerate(tasks):
-        if task.prompt is None:
-            chats.append(index)
-            continue
-        ids = model.tokenizer.encode(task.prompt)
-        if 0 < len(ids) < limit:
-            prompts.append((index, ids))
-        else:
-            problem = (
-                f"the prompt has {len(ids)} tokens; this model takes 1 to {limit - 1} and needs room for an answer"
-            )
-            results[index] = _result(index, task, error=problem)
 
     def progress(done: int, total: int) -> None:
         line.show(f"{len(results) + done} of {len(tasks)}", (len(results) + done) / len(tasks))
 
-    wishes = [tasks[index].params for index, _ in prompts]
-    outputs = model.generate([ids for _, ids in prompts], wishes, on_progress=progress) if prompts else []
-    for (index, _), output in zip(prompts, outputs, strict=True):
-        results[index] = _result(index, tasks[index], output)
-    outputs = _chat(model, [tasks[index] for index in chats], progress) if chats else []
-    for index, output in zip(chats, outputs, strict=True):
-        results[index] = _result(index, tasks[index], output)
+    prompts = [index for index, task in enumerate(tasks) if task.prompt is not None]
+    chats = [index for index, task in enumerate(tasks) if task.prompt is None]
+    for indexes, answer in ((prompts, _continue), (chats, _chat)):
+        outputs = answer(model, [tasks[index] for index in indexes], progress) if indexes else []
+        results |= {index: _result(index, tasks[index], output) for index, output in zip(indexes, outputs, strict=True)}
     line.clear()
     return [results[index] for index in range(len(tasks))]
 
 
-def _chat(model: public.LLM, tasks: list[Task], progress: Any) -> list[public.RequestOutput]:
+def _continue(model: public.LLM, tasks: list[Task], progress: Progress) -> list[public.RequestOutput]:
+    prompts = [task.prompt or "" for task in tasks]
+    return model.generate(prompts, [task.params for task in tasks], on_progress=progress, errors="return")
+
+
+def _chat(model: public.LLM, tasks: list[Task], progress: Progress) -> list[public.RequestOutput]:
     conversations = [task.messages or [] for task in tasks]
-    return model.chat(conversations, [task.params for task in tasks], on_progress=progress)
+    return model.chat(conversations, [task.params for task in tasks], on_progress=progress, errors="return")
 
 
-def _result(
-    index: int, task: Task, output: public.RequestOutput | None = None, error: str | None = None
-) -> dict[str, Any]:
+def _result(index: int, task: Task, output: public.RequestOutput) -> dict[str, Any]:
     result: dict[str, Any] = {"index": index}
     if task.id is not None:
         result["id"] = task.id
-    if output is None:
-        return {**result, "error": error}
     first = output.outputs[0]
     result |= {"text": first.text, "finish_reason": first.finish_reason, "usage": msgspec.to_builtins(output.usage)}
     if len(output.outputs) > 1:

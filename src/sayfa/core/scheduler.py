@@ -59,6 +59,11 @@ class Scheduler:
             self._forget_deadlines()
             heapq.heappush(self._deadlines, (state.deadline_s, state.number, request.id))
 
+    def check(self, request: Request) -> None:
+        """Raise InvalidRequest for a request that can never be served here; nothing is kept of it."""
+        state = RequestState(request, self._num_requests, 0.0, self.limits.max_model_len)
+        refuse_impossible(state, self.limits, self._roster, self.cache)
+
     def abort(self, request_id: str, now_s: float, branches: Collection[int] | None = None) -> bool:
         """End a request, or some of its branches, at once; last outputs come with the next `update`.
 

@@ -58,7 +58,7 @@ class Engine:
         """Queue a request. Raises InvalidRequest, or Overloaded with the seconds after which to try again."""
         fault("engine.add.before_check")
         now_s = self._clock.monotonic()
-        self._check(request)
+        self._check_fields(request)
         if not self.has_work:
             self._progress_s = now_s  # an idle engine owed no progress until now
             self._estimate.forget()
@@ -71,6 +71,11 @@ class Engine:
         self._refuse_hopeless(request, self._estimate.wait_s(num_waiting, now_s) or 0.0, retry_after_s)
         fault("engine.add.before_queue")
         self._scheduler.add(request, now_s, retry_after_s)
+
+    def check(self, request: Request) -> None:
+        """Raise InvalidRequest for what `add` would refuse however empty the engine is."""
+        self._check_fields(request)
+        self._scheduler.check(request)
 
     def abort(self, ids: list[str], branches: list[int] | None = None) -> None:
         """Forget requests, or only some branches of each; their pages are free when this returns.
@@ -116,7 +121,7 @@ class Engine:
         """Forget all cached pages that no running sequence holds."""
         self._scheduler.reset_cache()
 
-    def _check(self, request: Request) -> None:
+    def _check_fields(self, request: Request) -> None:
         """Raise InvalidRequest for what no engine of this model could serve; the scheduler checks lengths."""
         request.params.check()
         request.params.check_vocabulary(self.info.vocab_size)

@@ -43,38 +43,33 @@ def test_a_wrong_line_stops_everything_before_any_work_and_is_named(tmp_path, li
 
 
 class FakeModel:
-    """Answers each prompt with its own text; a token is a character."""
+    """Answers each prompt with its own text, of up to ten characters."""
 
-    class engine:  # noqa: N801
-        class info:  # noqa: N801
-            max_model_len = 10
+    def generate(self, prompts, params, on_progress, errors):
+        return [self._output(text, errors) for text in prompts]
 
-    class tokenizer:  # noqa: N801
-        @staticmethod
-        def encode(text):
-            return [ord(c) for c in text]
+    def chat(self, conversations, params, on_progress, errors):
+        return [self._output("chat " + messages[-1]["content"], errors) for messages in conversations]
 
-    def generate(self, prompts, params, on_progress):
-        return [self._output("".join(map(chr, ids))) for ids in prompts]
-
-    def chat(self, conversations, params, on_progress):
-        return [self._output("chat " + messages[-1]["content"]) for messages in conversations]
-
-    def _output(self, text):
+    def _output(self, text, errors):
+        assert errors == "return"
         answer = Answer(index=0, text=text, token_ids=[1], finish_reason="stop")
+        if not 0 < len(text) < 10:
+            answer = Answer(index=0, text="", token_ids=[], finish_reason="error", error=f"{len(text)} characters")
         usage = Usage(prompt_tokens=1, completion_tokens=1, cached_tokens=0)
         return RequestOutput(prompt=text, prompt_token_ids=[1], outputs=[answer], usage=usage)
 
 
 def test_results_keep_the_order_and_a_prompt_that_cannot_be_served_does_not_stop_the_others(tmp_path):
     chat = {"messages": [{"role": "user", "content": "c"}], "custom_id": "mine"}
-    tasks = tasks_of(tmp_path, '"a"', chat, json.dumps("x" * 10), '"b"', {"prompt": ""})
+    long = {"messages": [{"role": "user", "content": "x" * 10}]}
+    tasks = tasks_of(tmp_path, '"a"', chat, json.dumps("x" * 10), '"b"', {"prompt": ""}, long)
     results = answer_all(FakeModel(), tasks)
-    assert [result["index"] for result in results] == [0, 1, 2, 3, 4]
-    assert [result.get("text") for result in results] == ["a", "chat c", None, "b", None]
+    assert [result["index"] for result in results] == [0, 1, 2, 3, 4, 5]
+    assert [result["text"] for result in results] == ["a", "chat c", "", "b", "", ""]
     assert results[1]["id"] == "mine"
-    assert "10 tokens" in results[2]["error"]
-    assert "0 tokens" in results[4]["error"]
+    errors = [result.get("error") for result in results]
+    assert errors == [None, None, "10 characters", None, "0 characters", "15 characters"]
     assert msgspec.json.encode(results)
 
 
