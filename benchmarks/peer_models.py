@@ -15,41 +15,12 @@ import gguf
 import numpy as np
 import torch
 import transformers
+from gguf_types import FILE_TYPES, SKIPPED_KEYS, Type, quantize, requantize
 
-TYPES = {
-    "bf16": gguf.GGMLQuantizationType.BF16,
-    "q8_0": gguf.GGMLQuantizationType.Q8_0,
-    "q4_0": gguf.GGMLQuantizationType.Q4_0,
-}
-FILE_TYPES = {  # OpenVINO wants to be told
-    TYPES["bf16"]: gguf.LlamaFileType.MOSTLY_BF16,
-    TYPES["q8_0"]: gguf.LlamaFileType.MOSTLY_Q8_0,
-    TYPES["q4_0"]: gguf.LlamaFileType.MOSTLY_Q4_0,
-}
-SKIPPED_KEYS = {"GGUF.version", "GGUF.tensor_count", "GGUF.kv_count", "general.file_type", "general.architecture"}
+TYPES = {"bf16": Type.BF16, "q8_0": Type.Q8_0, "q4_0": Type.Q4_0}
 B_SHAPE = {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
            "head_dim": 64, "intermediate_size": 8192, "max_position_embeddings": 8192,
            "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}  # fmt: skip
-
-
-def requantize(source: Path, target: Path, kind: gguf.GGMLQuantizationType) -> None:
-    """Copy a GGUF file with its matrices in another type; vectors become float32."""
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
-    writer.add_file_type(FILE_TYPES[kind])
-    for key, field in reader.fields.items():
-        if key not in SKIPPED_KEYS:
-            main_type, sub_type = field.types[0], field.types[-1] if len(field.types) > 1 else None
-            writer.add_key_value(key, field.contents(), main_type, sub_type)
-    for tensor in reader.tensors:
-        data = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        is_matrix = data.ndim > 1 and data.shape[-1] % 32 == 0
-        wanted = kind if is_matrix else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(tensor.name, gguf.quants.quantize(data, wanted), raw_dtype=wanted)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def model_a(out: Path, embedded: Path) -> None:
@@ -91,7 +62,7 @@ def model_b(out: Path) -> None:
             target.with_suffix(".part").rename(target)
 
 
-def write_llama(folder: Path, like: Path, target: Path, kind: gguf.GGMLQuantizationType) -> None:
+def write_llama(folder: Path, like: Path, target: Path, kind: Type) -> None:
     """Write a Llama folder as GGUF; the vocabulary and the rest of the metadata come from the file `like`."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     config, reader = model.config, gguf.GGUFReader(like)
@@ -116,9 +87,9 @@ def write_llama(folder: Path, like: Path, target: Path, kind: gguf.GGMLQuantizat
         if name.endswith(("q_proj.weight", "k_proj.weight")):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             data = data.reshape(heads, 2, -1, data.shape[-1]).swapaxes(1, 2).reshape(data.shape)
-        wanted = kind if data.ndim > 1 else gguf.GGMLQuantizationType.F32
+        wanted = kind if data.ndim > 1 else Type.F32
         new_name = names.get_name(name, try_suffixes=(".weight",))
-        writer.add_tensor(new_name, gguf.quants.quantize(np.ascontiguousarray(data), wanted), raw_dtype=wanted)
+        writer.add_tensor(new_name, quantize(np.ascontiguousarray(data), wanted), raw_dtype=wanted)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
