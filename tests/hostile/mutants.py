@@ -29,7 +29,7 @@ _SITE = 'import sys\nsys.meta_path[:] = [f for f in sys.meta_path if "sayfa" not
 
 
 class Verdict(NamedTuple):
-    """noticed: the test failed, and said what it should. why: the lines that say so. said: all that was said."""
+    """noticed: the test failed, and said what it should. why: the lines that failed, and what is wrong with them."""
 
     noticed: bool
     passed: bool
@@ -70,8 +70,7 @@ def notice(mutant: Mutant, folder: Path) -> Verdict:
         command, cwd=ROOT, env=environment | {"PYTHONPATH": str(source)}, capture_output=True, text=True,
         timeout=WALL_LIMIT_S, check=False, preexec_fn=_bound,
     )  # fmt: skip
-    errors = [line[1:].strip() for line in done.stdout.splitlines() if line.startswith("E ")]
-    why = "\n".join(errors)
+    why = "\n".join(line[1:].strip() for line in done.stdout.splitlines() if line[:2] in ("E ", "> "))
     noticed = done.returncode == 1 and re.search(mutant.told, why) is not None
     passed = done.returncode == 0 and re.search(r"\b1 passed", done.stdout) is not None
     return Verdict(noticed, passed, why, done.stdout[-3000:] + done.stderr[-1000:])

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from attacker import KEY, WRONG_KEY, Server, cpu_s, exchange, judge, request, scripted_server, statuses
+from attacker import HANG_LIMIT_S, KEY, WRONG_KEY, Server, cpu_s, exchange, judge, request, scripted_server, statuses
 from damage import damaged
 
 SECRET_TEXT = "canary-prompt-7d1f9be3"
@@ -126,9 +126,9 @@ def check_log(log: Path) -> None:
 async def alive(server: Server) -> None:
     """The server still answers a right request rightly, and its books and its metrics page are in order."""
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
-    received = await exchange(server.port, [request("POST", "/v1/chat/completions", body)], patience_s=4)
+    received = await exchange(server.port, [request("POST", "/v1/chat/completions", body)], patience_s=HANG_LIMIT_S)
     assert statuses(received) == [200]
-    page = await exchange(server.port, [request("GET", "/metrics")], patience_s=4)
+    page = await exchange(server.port, [request("GET", "/metrics")], patience_s=HANG_LIMIT_S)
     for secret in (KEY, WRONG_KEY, SECRET_TEXT):
         assert secret.encode() not in page
 
@@ -222,13 +222,13 @@ ENDLESS: dict[str, tuple[bytes, bytes]] = {
 
 @pytest.mark.parametrize("name", ENDLESS)
 async def test_t16_what_never_ends_is_cut_off_before_it_costs_anything(server: Server, name: str) -> None:
-    """Up to 256 MiB of one thing: the server hangs up within seconds, and pays little CPU and no memory for it."""
+    """Up to 256 MiB of one thing: the server hangs up, and pays little CPU and no memory for it."""
     start, piece = ENDLESS[name]
     before_bytes, before_s = server.anon_bytes, cpu_s(server)
     _, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(start)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_LIMIT_S):
             for _ in range(4096):
                 writer.write(piece)
                 await writer.drain()

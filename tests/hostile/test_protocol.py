@@ -1,4 +1,4 @@
-"""F10 at its size: the connections of `test_http_bytes`, without a socket between, so that many cost little.
+"""F10, F13 at their sizes: attacks on the protocol without a socket between, so that many cost little.
 
 The real protocol, application, scheduler and page pool in this process; what comes from a connection is handed to the
 protocol piece by piece, what is written is kept. Every client leaves as soon as nothing is being answered.
@@ -6,14 +6,17 @@ protocol piece by piece, what is written is kept. Every client leaves as soon as
 
 import asyncio
 import random
+import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from attacker import KEY, WRONG_KEY, judge, statuses
 from http_support import MODEL, text_tools, until
 from scripted_server import make_client
-from test_crowds import Place, books_agree, held
+from test_crowds import WALL_LIMIT_S, Place, books_agree, held
 from test_http_bytes import SECRET_TEXT, attack_of, requests
+from test_time_to_refuse import CASES
 
 from sayfa.base.config import ServerOptions
 from sayfa.server.app import create_app
@@ -21,8 +24,14 @@ from sayfa.server.serve import make_server
 
 QUICK_TURNS = 200
 """Of the event loop: what is not answered by then waits for a thread, and is looked at more rarely."""
-HANG_LIMIT_S = 60.0
-"""Generous, since a machine may stand still; a hang lasts for ever here, nobody ticks the limits of silence."""
+HANG_LIMIT_S = 2.0
+"""Of CPU time, so that a machine may stand still. A hang lasts for ever here: nobody ticks the limits of silence."""
+
+
+HELD_LIMIT_S = 0.050
+"""How long a refusal may hold up all others, in CPU time."""
+PIECE_BYTES = 64 << 10
+"""What the kernel hands over at once."""
 
 
 class Wire(asyncio.Transport):
@@ -91,8 +100,10 @@ async def visit(place: Place, pieces: list[bytes]) -> bytes:
         if rests():
             break
         await asyncio.sleep(0)
-    else:
-        await until(rests, HANG_LIMIT_S)
+    start_s = time.process_time()
+    while not rests():
+        assert time.process_time() - start_s < HANG_LIMIT_S, f"no answer to {b''.join(pieces)[:600]!r}"
+        await asyncio.sleep(0.001)
     protocol.connection_lost(None)
     return bytes(wire.received)
 
@@ -113,7 +124,7 @@ async def storm(seed: int, count: int, at_once: int = 12) -> dict[int, int]:
                 seen[status] = seen.get(status, 0) + 1
 
     await asyncio.gather(*(sender() for _ in range(at_once)))
-    await until(lambda: not any(held(place).values()), 60.0)
+    await until(lambda: not any(held(place).values()), WALL_LIMIT_S)
     assert books_agree(place.context)
     page = place.context.metrics.render()
     assert not [secret for secret in (KEY, WRONG_KEY, SECRET_TEXT) if secret.encode() in page]
@@ -140,3 +151,31 @@ async def test_f10_damaged_requests_at_length(caplog: pytest.LogCaptureFixture) 
     caplog.set_level("ERROR", "uvicorn.error")
     print("answers by status:", await storm(2, 100_000))
     assert not [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")]
+
+
+async def longest_held(place: Place, data: bytes) -> float:
+    """Send one request; give the longest CPU time for which nothing else had its turn in the event loop."""
+    turns = [time.thread_time()]
+
+    async def others() -> None:
+        while True:
+            await asyncio.sleep(0)
+            turns.append(time.thread_time())
+
+    task = asyncio.create_task(others())
+    await asyncio.sleep(0)
+    received = await visit(place, [data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES)])
+    task.cancel()
+    judge(received, data[:2000])
+    assert statuses(received)[0] in (400, 401, 413, 414, 415, 431), received[:400]
+    return max(after - before for before, after in pairwise(turns))
+
+
+async def test_f13_no_hostile_request_holds_the_others_up() -> None:
+    """What streams feel of a refusal: the event loop is theirs again within the limit, whatever has come."""
+    place = make_place()
+    for name, case in CASES.items():
+        data = case.make()
+        held_s = min([await longest_held(place, data) for _ in range(2)])  # the first may pay for what is new
+        assert held_s < HELD_LIMIT_S, f"{name} holds the loop for {held_s * 1000:.0f} ms"
+    place.context.pool.shutdown()
