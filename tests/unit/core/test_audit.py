@@ -53,6 +53,10 @@ def _wrong_new_count(scheduler: Scheduler) -> None:
     scheduler._roster.waiting.num_new = 0
 
 
+def _wrong_tenant_count(scheduler: Scheduler) -> None:
+    scheduler._roster.waiting._new_by_tenant["b"] = 1
+
+
 def _computed_beyond_pages(scheduler: Scheduler) -> None:
     sequence = scheduler._roster.running[0]
     sequence.tokens += [1] * 9
@@ -101,7 +105,7 @@ def _wrong_status(scheduler: Scheduler) -> None:
         _lose_a_row, _run_and_wait, _out_of_rank, _nowhere, _wrong_branch_count, _forgotten_request, _wrong_token_count,
         _wrong_new_count, _computed_beyond_pages, _computed_beyond_tokens, _waiting_with_pages, _running_without_a_row,
         _hash_too_many, _wrong_status, _queue_out_of_order,
-        _paused_but_running, _held_but_not_paused,
+        _paused_but_running, _held_but_not_paused, _wrong_tenant_count,
     ],
 )  # fmt: skip
 def test_the_audit_sees(damage: Callable[[Scheduler], None]) -> None:

@@ -48,6 +48,8 @@ class Stage:
         self.streams: set[EventStream] = set()
         self.explained: list[Exception] = []
         self.closed_s: float | None = None
+        self.told: list[str] = []
+        self.expected_log: set[str] = set()
         self.hang_ups: list[float] = []
         self.scope: dict[str, Any] = {}
         self.stream = EventStream(self._events(), self._explain, self.streams, self.awake)
@@ -99,6 +101,10 @@ class Stage:
     def play(self, main: Callable[[], Awaitable[None]] | None = None, keep_alive_s: float | None = None) -> None:
         """Serve the stream to its end (or run `main`), under a sweep if `keep_alive_s` is given."""
         loop = VirtualLoop(self.clock)
+        log, told = logging.getLogger("sayfa.server"), self.told
+        handler = logging.Handler()
+        handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+        log.addHandler(handler)
 
         async def body() -> None:
             loop.call_later(self._leaves_s, self._gone.set)
@@ -116,7 +122,9 @@ class Stage:
             loop.run_until_complete(body())
             loop.run_until_complete(loop.shutdown_asyncgens())
             assert loop.complaints == []
+            assert set(self.told) == self.expected_log, "the sweep failed at a stream"
         finally:
+            log.removeHandler(handler)
             loop.close()
 
 
@@ -142,8 +150,7 @@ def test_the_status_waits_for_the_first_event_but_not_long(first_s: float, start
 def test_a_stream_without_events_is_an_empty_answer() -> None:
     stage = Stage()
     stage.play()
-    assert [message for _, message in stage.sent if message["body" if "body" in message else "type"]] == [START]
-    assert stage.sent[-1] == (0.0, END)
+    assert stage.sent == [(0.0, START), (0.0, event(b"")), (0.0, END)]
 
 
 def test_an_error_before_the_start_is_a_plain_refusal() -> None:
@@ -188,6 +195,16 @@ def test_a_client_that_leaves_before_the_first_event_ends_the_events_too() -> No
     stage = Stage(60.0, b"data: 1\n\n", leaves_s=10.0)
     stage.play()
     assert (stage.sent, stage.closed_s, stage.explained) == ([(START_WAIT_S, START)], 10.0, [])
+
+
+@pytest.mark.parametrize("turns", range(10))
+@pytest.mark.parametrize("at_s", [0.5, 10.0])
+def test_an_error_in_the_moment_of_leaving_is_seen_by_somebody(at_s: float, turns: int) -> None:
+    """Whichever comes first, by a few turns of the loop: the client's leaving or the error before any event."""
+    stage = Stage(at_s, *[0.0] * turns, ValueError("x"), leaves_s=at_s)
+    stage.play()  # which fails if an exception was left to the garbage collector
+    assert stage.closed_s == at_s
+    assert len(stage.explained) <= 1
 
 
 def test_an_error_that_nobody_can_be_told_comes_out() -> None:
@@ -253,6 +270,19 @@ def test_no_comment_goes_before_the_status() -> None:
     assert [message for _, message in stage.sent] == [START, event(b"a"), END]
 
 
+def test_a_stream_that_has_not_begun_is_looked_at_without_harm() -> None:
+    """It stands among the streams from its first moment on."""
+    stage = Stage(b"a", 3.0, b"b")
+    waiting = EventStream(stage._events(), stage._explain, stage.streams, stage.awake)
+    stage.streams.add(waiting)
+
+    async def main() -> None:
+        await stage.stream(stage.scope, stage.receive, stage.send)
+
+    stage.play(main, keep_alive_s=1.0)
+    assert (waiting.sending_since_s, waiting.last_sent_s) == (None, 0.0)
+
+
 def test_keeping_alive_can_be_off() -> None:
     stage = Stage(b"a", 500.0, b"b")
     stage.play(keep_alive_s=0.0)
@@ -292,6 +322,8 @@ def test_one_stream_that_fails_does_not_stop_the_sweep(caplog: pytest.LogCapture
 
     stage = Stage(b"a", 10.5, b"b")
     stage.streams.add(Broken())  # type: ignore[arg-type]
+
+    stage.expected_log = {"looking after a stream failed"}
 
     async def main() -> None:
         await stage.stream(stage.scope, stage.receive, stage.send)
