@@ -6,16 +6,22 @@ is computed again; in the others what was preempted finds its own pages again.
 """
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fakes.engines import Answers, assert_same, build, run
 from fakes.models import make_tiny
 from sayfa.base.messages import Outputs, Request
 from sayfa.base.sampling_params import SamplingParams
+from sayfa.base.step import NewRow
+from sayfa.core.planner import Planner
+from sayfa.core.sequence import Sequence
 from sayfa.engine.engine import Engine
+from sayfa.runner.request_table import RequestTable
 
 FEATURES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -116,3 +122,46 @@ def test_f04_forced_out_after_any_step_and_undisturbed_at_length(
 @pytest.mark.parametrize("feature", FEATURES)
 def test_f04_the_same_in_the_reference(folders: list[Path], feature: str) -> None:
     check(folders[0], "reference", feature, 8, 32)
+
+
+# ------------------------------------------------------------------------------------------------ tests of the tests
+
+
+def resumed_as(change: Callable[[NewRow], NewRow]) -> Callable[[pytest.MonkeyPatch], None]:
+    """A table that takes a sequence in that comes back with its answer so far, changed."""
+    put = RequestTable.put
+
+    def broken(self: RequestTable, new: NewRow) -> None:
+        put(self, change(new) if len(new.tokens) > new.num_prompt else new)
+
+    return lambda patch: patch.setattr(RequestTable, "put", broken)
+
+
+def scores_are_told_again(patch: pytest.MonkeyPatch) -> None:
+    give_up = Planner.give_up
+
+    def broken(self: Planner, sequence: Sequence, now_s: float) -> None:
+        give_up(self, sequence, now_s)
+        sequence.scored = 0
+
+    patch.setattr(Planner, "give_up", broken)
+
+
+another_seed = resumed_as(lambda new: replace(new, seed=new.seed ^ 1))
+answer_is_prompt = resumed_as(lambda new: replace(new, num_prompt=len(new.tokens)))
+BREAKS = {
+    "greedy": resumed_as(lambda new: replace(new, tokens=[*new.tokens[:-1], (new.tokens[-1] + 1) % 256])),
+    "sampled": another_seed,
+    "edited": answer_is_prompt,
+    "scored": scores_are_told_again,
+    "branches": another_seed,
+    "stops": answer_is_prompt,
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_break_is_noticed(folders: list[Path], feature: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes back otherwise than it went is noticed, with each kind of wish."""
+    BREAKS[feature](monkeypatch)
+    with pytest.raises(AssertionError, match="differs first at output"):
+        check(folders[0], "native", feature, 8, 32)

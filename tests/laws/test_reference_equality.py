@@ -8,13 +8,17 @@ Each of these is one request run.
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fakes.engines import Answers, assert_same, build, make_requests, run
 from fakes.logits import Digests, LogitsKept
 from fakes.models import make_tiny
 from sayfa.base.messages import Request
 from sayfa.engine.engine import Engine
+from sayfa.nn.program.program import InputBatch
+from sayfa.nn.program.reference import ReferenceExecutor
 
 NUM_REQUESTS, GROUP = 72, 12
 WAYS = ("batch", "arrival", "pieces", "pages of 32", "pages of 64", "cold", "warm")
@@ -113,3 +117,20 @@ def test_f05_an_answer_is_the_same_in_every_way_to_run_it(folders: list[Path]) -
 def test_f05_an_answer_is_the_same_in_every_way_to_run_it_at_length(folders: list[Path], seed: int) -> None:
     """10,080 request runs in all, half of them with sliding windows."""
     print("request runs, rows of logits:", check(folders[seed % 2], seed))
+
+
+def test_a_bit_that_depends_on_the_neighbours_is_noticed(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A millionth more where a step has more than one row: no id changes by that."""
+    run_batch = ReferenceExecutor.run
+
+    def broken(self: ReferenceExecutor, batch: InputBatch) -> NDArray[np.float32]:
+        logits = run_batch(self, batch)
+        return logits * np.float32(1 + 2**-20) if len(batch.context_len) > 1 else logits
+
+    monkeypatch.setattr(ReferenceExecutor, "run", broken)
+    requests = [request for request in make_mixed(1) if request.params.logprobs is None][:8]
+    answers, digests = alone(folders[0], requests)
+    found, kept = in_a_way(folders[0], requests, "batch")
+    assert_same(found, answers)
+    with pytest.raises(AssertionError, match="batch: logits differ"):
+        assert_same_logits(kept, digests, requests, "batch")
