@@ -150,7 +150,7 @@ def told(found: list[Difference]) -> str:
     ],
 )
 def test_f06_200_greedy_answers_are_the_reference_s(weights, dtype, kv_type, largest_lead, most):
-    """200 prompts × 128 ids. With floats, a difference by less than `largest_lead` is a tie, and few are to be expected.
+    """200 prompts × 128 ids. With floats, a difference by less than `largest_lead` is a tie, and there are few.
 
     With 4 bits 602 of the 25,600 ids differed, by 0.84 at most.
     """
