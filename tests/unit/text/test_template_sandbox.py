@@ -8,7 +8,15 @@ import pytest
 
 from sayfa.base.errors import InvalidRequest, ModelError
 from sayfa.text.chat_template import ChatTemplate
-from sayfa.text.template_budget import MAX_CPU_S, MAX_DEPTH, MAX_NODES, MAX_STEPS, Budget, OverBudgetError
+from sayfa.text.template_budget import (
+    MAX_CPU_S,
+    MAX_DEPTH,
+    MAX_NODES,
+    MAX_STEPS,
+    Budget,
+    CurrentBudget,
+    OverBudgetError,
+)
 
 MESSAGES = [{"role": "user", "content": "hello <b>"}, {"role": "assistant", "content": "x" * 200}]
 
@@ -210,10 +218,34 @@ def test_values_are_bounded_in_items_depth_and_text() -> None:
         ("'ab'.startswith('a')", "True"), ("1.5 + 2", "3.5"), ("1 + 2", "3"), ("[1] + [2, 3]", "[1, 2, 3]"),
         ("'a' + 'b'", "ab"), ("'ab' * 3", "ababab"), ("3 * 'ab'", "ababab"), ("[1, 2] * 2", "[1, 2, 1, 2]"),
         ("2 * [0]", "[0, 0]"), ("1.5 * 2", "3.0"), ("3 * 4", "12"), ("'ab' * -1", ""),
+        ("dict(a=1, b='x')", "{'a': 1, 'b': 'x'}"), ("range(3)", "range(0, 3)"), ("2 is even", "True"),
+        ("['b', 'a']|map('upper')|sort|join", "AB"), ("'ba'|sort|join('-')", "a-b"), ("(7, 8)|join('.')", "7.8"),
+        ("[1, none, 'x']", "[1, None, 'x']"), ("none", "None"), ("[3, 4]|map('string')|reverse|list", "['4', '3']"),
     ],
 )  # fmt: skip
 def test_what_is_priced_gives_what_python_gives(source: str, text: str) -> None:
     assert ChatTemplate("{{ " + source + " }}").render(MESSAGES).text == text
+
+
+def test_text_marked_for_training_is_text() -> None:
+    source = "{% for m in messages %}{% generation %}[{{ m.role }}]{% endgeneration %}{% endfor %}"
+    assert ChatTemplate(source).render(MESSAGES).text == "[user][assistant]"
+
+
+@pytest.mark.parametrize("source", ["{{ range }}", "{{ 'a'.upper }}", "{{ '%s' % 1 }}", "{{ messages[0].items }}"])
+def test_what_is_neither_text_nor_data_is_not_printed(source: str) -> None:
+    assert try_out(source) is None
+
+
+def test_a_template_may_count_no_further_than_its_range_and_raise_in_its_own_words() -> None:
+    assert try_out("{{ range(10**6)|length }}") is None
+    with pytest.raises(InvalidRequest, match="only users"):
+        ChatTemplate("{{ raise_exception('only users') }}").render(MESSAGES)
+
+
+def test_outside_of_a_rendering_there_is_nothing_to_spend() -> None:
+    with pytest.raises(OverBudgetError, match="no rendering"):
+        CurrentBudget().get()
 
 
 def test_each_bound_of_the_budget_says_which_it_is() -> None:
