@@ -8,7 +8,7 @@ HOURS ?= 1
 TARGET ?= $(shell sed -n 's/^    "\(.*\)": Target(.*/\1/p' tests/hostile/targets.py)
 FUZZ_S ?= 60
 
-.PHONY: help setup setup-dev native serve chat test test-all check format bench bench-peers soak fuzz clean
+.PHONY: help setup setup-dev native serve chat test test-all coverage check format bench bench-peers soak fuzz mutation clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -60,6 +60,9 @@ test: setup-dev  ## run the tests (two workers)
 test-all: setup-dev  ## run the tests and the long runs
 	@$(BIN)/python -m pytest -q -m 'slow or not slow' $(ARGS)
 
+coverage: setup-dev  ## branch coverage of core, parsers, keys and streams by their cheap tests; below 95 % fails
+	@$(BIN)/python tests/measure/coverage_bar.py $(ARGS)
+
 check: setup-dev  ## lint, format, types, floors
 	@$(BIN)/ruff check src tests benchmarks examples
 	@$(BIN)/ruff format --check src tests benchmarks examples
@@ -89,5 +92,14 @@ fuzz: setup-dev .venv-fuzz/.stamp  ## fuzz the parsers guided by coverage, FUZZ_
 	  PYTHONPATH=src:$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
 	  .venv-fuzz/bin/python tests/hostile/fuzz.py $$target -max_total_time=$(FUZZ_S) -verbosity=0 $(ARGS) || exit 1; done
 
+.venv-mutation/.stamp: constraints-mutation.txt
+	@$(BIN)/python -m venv .venv-mutation
+	@.venv-mutation/bin/pip install --quiet --disable-pip-version-check -r constraints-mutation.txt
+	@touch $@
+
+mutation: setup-dev .venv-mutation/.stamp  ## break pool, cache, scheduler, stop strings and streams everywhere; hours
+	@PYTHONPATH=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+	  .venv-mutation/bin/python tests/measure/mutation.py $(ARGS)
+
 clean:  ## remove everything that setup and the tests made
-	rm -rf $(VENV) .venv-fuzz build dist .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-fuzz .venv-mutation build dist .mypy_cache .ruff_cache .hypothesis
