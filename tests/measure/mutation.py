@@ -4,8 +4,9 @@
 
 mutmut breaks each line in each of its ways and runs the tests that reach it; a break that none of them notices
 survives. Points where faults are put in are left alone: `tests/faults` goes to each of them. A break that makes a test
-run on and on counts as noticed. Everything happens in build/mutation, and a second call goes on where the first one
-stopped; delete the folder to begin anew.
+run on and on counts as noticed. So does one whose test was held up from outside: let the machine do nothing else.
+Everything happens in build/mutation, and a second call goes on where the first one stopped; delete the folder to begin
+anew.
 """
 
 import ast

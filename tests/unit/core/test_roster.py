@@ -42,6 +42,26 @@ def test_rows_that_nobody_has_fail_nobody() -> None:
     assert {answer.finish for answer in world.answers.values()} == {"length"}
 
 
+def test_last_words_that_wait_for_an_update_are_not_lost_by_a_fault() -> None:
+    """One leaves, and before the next update another one's rows break: both are told."""
+    world = world_with_two()
+    [row] = [sequence.row for sequence in world.sequences() if sequence.id == "b"]
+    assert world.scheduler.abort("a", world.now_s)
+    world.scheduler.fail_rows([row], "a fault", "broken", 7.0)
+    world.run()
+    ends = {key: answer.finish for key, answer in world.answers.items()}
+    assert ends == {("a", 0): "abort", ("a", 1): "abort", ("b", 0): "error"}
+
+
+def test_nobody_yields_for_a_request_that_is_not_here() -> None:
+    world = world_with_two()
+    assert world.scheduler.preempt("nobody", world.now_s) == 0
+    assert world.scheduler.preempt("a", world.now_s) == 2
+    assert world.scheduler.preempt("a", world.now_s) == 0
+    world.run()
+    world.check_answers()
+
+
 @pytest.mark.parametrize("stand", ["waiting", "running", "held", "parked"])
 def test_one_can_end_wherever_he_stands(stand: str) -> None:
     """And nothing of him is left: no place in a queue, no row, no page."""

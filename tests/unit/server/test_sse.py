@@ -301,6 +301,13 @@ def test_a_reader_that_stops_is_given_up_after_the_limit_and_gets_no_comment(can
     assert (stage.sent, stage.explained) == ([(0.0, START), (0.0, event(b"a"))], [])
 
 
+def test_the_limit_counts_from_where_the_reader_stopped() -> None:
+    """Not from the stream's beginning, nor from its last event that went out."""
+    stage = Stage(b"a", 20.0, b"b", stops_after=2)
+    stage.play(keep_alive_s=0.0)
+    assert stage.closed_s == 20.0 + SLOW_SEND_LIMIT_S + 1.0
+
+
 def test_a_stream_that_nobody_serves_yet_can_be_given_up() -> None:
     stage = Stage(b"a")
 
