@@ -21,7 +21,7 @@ DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *so
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 OWN_FLAGS = {"url", "config", "check-config", "system", "prompt", "output", "workload", "runs", "requests", "tokens",
              "help", "version", "max-tokens", "temperature", "top-p", "top-k", "api-key"}  # fmt: skip
-NOT_OURS = {"no-deps", "unix-socket", "widths", "peers", "rounds", "cpu-time"}  # of pip, curl, benchmarks
+NOT_OURS = {"no-deps", "unix-socket", "widths", "workloads", "peers", "rounds", "cpu-time"}  # of pip, curl, benchmarks
 
 
 def relative(path):
