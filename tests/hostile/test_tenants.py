@@ -114,7 +114,7 @@ def a_refusal_tells_the_prompt(patch: pytest.MonkeyPatch) -> None:
         if max(request.prompt) >= 10**8 or min(request.prompt) < 0:
             raise InvalidRequest(f"{request.prompt} cannot be")
 
-    patch.setattr(Engine, "_check", broken)
+    patch.setattr(Engine, "_check_fields", broken)
 
 
 def prompts_are_logged(patch: pytest.MonkeyPatch) -> None:
