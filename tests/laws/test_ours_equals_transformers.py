@@ -3,14 +3,12 @@
 Both compute in float32 here, in another order of additions: tiny models agree to about 1e-5 of logits of about 5.
 """
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 import transformers
 
+from fakes import needs
 from fakes.gguf_files import convert
 from fakes.models import FAMILIES, make_tiny
 from fakes.steps import Driver, open_model, reference
@@ -166,9 +164,6 @@ def test_smollm2_greedy_tokens_equal_transformers_on_200_prompts(smollm2):
 @pytest.mark.timeout(3000)
 def test_gemma3_logits_and_greedy_tokens_equal_transformers():
     """The real Gemma 3 270M: K-quants, sliding window, vocabulary of 262k. Local only, its licence forbids more."""
-    path = os.environ.get("SAYFA_TEST_GEMMA3_GGUF")
-    if path is None:
-        pytest.skip("SAYFA_TEST_GEMMA3_GGUF is not set to the Gemma 3 270M GGUF file, whose licence forbids to ship it")
-    model = RealModel(Path(path))
+    model = RealModel(needs.gemma3_file())
     model.assert_logits_agree(60, 2e-3)
     assert model.differing_prompts(20, 32) == []

@@ -5,7 +5,6 @@ so for that model it is given the rule of the model's own tokenizer.json: digits
 right shows in the vocabulary itself, which a test looks at.
 """
 
-import os
 import random
 import unicodedata
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
+from fakes import needs
 from fakes.strings import random_string
 from fakes.tokenizers import byte_fallback, byte_level, save_folder, with_bos
 from sayfa.hub import resolve_model
@@ -87,9 +87,7 @@ def test_smollm2_folder_saved_by_transformers_gives_the_same_ids(
 @pytest.mark.real_model
 def test_gemma_ids_equal_on_ten_thousand_strings() -> None:
     """Needs the Gemma 3 270M file, which may not be handed on: set SAYFA_TEST_GEMMA3_GGUF to its path."""
-    if "SAYFA_TEST_GEMMA3_GGUF" not in os.environ:
-        pytest.skip("SAYFA_TEST_GEMMA3_GGUF is not set to the Gemma 3 270M GGUF file, whose licence forbids to ship it")
-    path = Path(os.environ["SAYFA_TEST_GEMMA3_GGUF"])
+    path = needs.gemma3_file()
     oracle = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
     assert compare(load_tokenizer(path), oracle, 4, NUM_STRINGS) == NUM_STRINGS
 
