@@ -7,7 +7,7 @@ Importing this file loads neither numpy nor torch: the engine is imported when a
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -162,6 +162,8 @@ class LLM:
 
     def _checked(self, make: "Callable[[], _Job]", errors: OnError) -> "_Job | _Refused":
         """Make a job that the engine would take. Raises InvalidRequest, or wraps it for errors="return"."""
+        if errors not in get_args(OnError):
+            raise ConfigError(f"errors is {errors!r}; choose one of {', '.join(get_args(OnError))}")
         try:
             job = make()
             self._engine.check(job.request("unnamed", self._tokenizer))

@@ -137,6 +137,8 @@ def test_what_cannot_be_served_may_be_an_error_in_its_place_and_the_others_are_s
     chats = [[{"role": "user", "content": text}] for text in ("a" * 500, "one")] + [[]]
     outputs = llm.chat(chats, wish, errors="return")
     assert [output.outputs[0].error is None for output in outputs] == [False, True, False]
+    with pytest.raises(ConfigError, match="errors is 'ignore'; choose one of raise, return"):
+        llm.generate("one", wish, errors="ignore")
 
 
 def test_more_prompts_than_the_queue_holds_are_all_answered(tmp_path):
