@@ -171,7 +171,7 @@ MUTANTS = (
            "http/test_serving.py::test_t19_strangers_need_a_key", "DID NOT RAISE"),
     Mutant("keys have no case", "server/auth.py", 'key.strip().encode("utf-8"', 'key.strip().lower().encode("utf-8"',
            "http/test_doors.py::test_any_of_several_keys_opens_and_nothing_else_does", "200 == 401"),
-    Mutant("metrics stay open", "server/app.py", "OPEN_ROUTES if options.protect_metrics else OPEN_ROUTES | ",
+    Mutant("metrics stay open", "server/app.py", "OPEN_ROUTES if protected else OPEN_ROUTES | ",
            "OPEN_ROUTES | ", "http/test_doors.py::test_protect_metrics_closes_them", "200 == 401"),
     # what is told
     Mutant("prompts are logged", "server/body.py", "    report_unknown(parsed, request.url.path)\n",

@@ -46,10 +46,17 @@ async def test_the_open_routes_are_named_in_the_table() -> None:
     assert {route.name for route in ROUTES} >= OPEN_ROUTES
 
 
-async def test_protect_metrics_closes_them() -> None:
-    """--protect-metrics."""
-    async with serving(api_key=[KEY], protect_metrics=True) as (client, _):
-        assert (await client.get("/metrics")).status_code == 401
+@pytest.mark.parametrize(
+    ("host", "wish", "status"),
+    [
+        ("127.0.0.1", None, 200), ("127.0.0.1", True, 401), ("0.0.0.0", None, 401), ("0.0.0.0", False, 200),
+        ("localhost", False, 200), ("192.0.2.1", True, 401),
+    ],
+)  # fmt: skip
+async def test_protect_metrics_closes_them(host: str, wish: bool | None, status: int) -> None:
+    """T31: /metrics asks for the key where others can reach the address, unless the setting says what is meant."""
+    async with serving(api_key=[KEY], host=host, protect_metrics=wish, allowed_hosts=["*"]) as (client, _):
+        assert (await client.get("/metrics")).status_code == status
         assert (await client.get("/metrics", headers=bearer(KEY))).status_code == 200
 
 

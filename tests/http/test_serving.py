@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 from http_support import MODEL, SayingEngine, chat_body, ids_of, text_tools, until
 
+from sayfa.base.access import check_access
 from sayfa.base.config import ServerOptions
 from sayfa.base.errors import ConfigError, EngineDead, ModelError
 from sayfa.base.messages import EngineInfo, Failed
-from sayfa.server.serve import bind, check_access, serve, url_of
+from sayfa.server.serve import bind, serve, url_of
 from sayfa.wire.client import ClientState
 
 
@@ -191,7 +192,7 @@ def test_a_port_in_use_is_told_before_anything_is_loaded() -> None:
 
 def test_t19_strangers_need_a_key() -> None:
     """Another address than loopback without a key needs the explicit flag."""
-    for host in ("0.0.0.0", "::", "192.168.1.5", "example.com"):
+    for host in ("0.0.0.0", "::", "192.168.1.5", "example.com", "127.example.com"):
         with pytest.raises(ConfigError, match="--insecure-no-auth"):
             check_access(ServerOptions(host=host))
         check_access(ServerOptions(host=host, api_key=["k"]))

@@ -117,8 +117,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     without a pause. Empty: no key is asked for."""
     insecure_no_auth: bool = False
     """Serve without a key on an address that others can reach. You say that something else guards it."""
-    protect_metrics: bool = False
-    """Ask for the key on /metrics too. Off, since scrapers inside a cluster seldom carry keys."""
+    protect_metrics: bool | None = None
+    """Ask for the key on /metrics too; a scraper sends it as its bearer token. Empty: where other machines can reach
+    the address."""
     cors_origins: list[str] = []
     """Web origins whose pages may call this server from a browser. Empty: none."""
     allowed_hosts: list[str] = []

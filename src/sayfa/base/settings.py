@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from sayfa.base import config
+from sayfa.base.access import check_access
 from sayfa.base.config import PARTS, EngineConfig, Secret, Settings, Unit
 from sayfa.base.errors import ConfigError
 
@@ -255,21 +256,12 @@ def _build(values: dict[str, Any], origins: dict[str, str]) -> Settings:
     return settings
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
 def _check(settings: Settings) -> None:
     """Refuse values that contradict each other."""
     server, scheduler = settings.server, settings.scheduler
     if any(not key.strip() or not key.isascii() or not key.isprintable() for key in server.api_key):
         raise ConfigError("--api-key: a key is empty or holds characters that no HTTP header can carry")
-    if not server.uds and not is_loopback(server.host) and not server.api_key and not server.insecure_no_auth:
-        raise ConfigError(
-            f"--host {server.host} can be reached from other machines and no --api-key is set: add one, or say "
-            "--insecure-no-auth if something else guards this address"
-        )
+    check_access(server)
     if bool(server.ssl_certfile) != bool(server.ssl_keyfile):
         raise ConfigError("--ssl-certfile and --ssl-keyfile belong together; one of them is missing")
     if scheduler.max_num_batched_tokens < scheduler.max_num_seqs:

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sayfa.base.access import is_local
 from sayfa.base.clock import Clock
 from sayfa.base.config import ServerOptions
 from sayfa.server import describe, health
@@ -107,7 +108,8 @@ def create_app(
             **describe.operation(route.name),
         )
     app.openapi = lambda: describe.openapi(app)  # type: ignore[method-assign]
-    open_names = OPEN_ROUTES if options.protect_metrics else OPEN_ROUTES | {"metrics"}
+    protected = not is_local(options) if options.protect_metrics is None else options.protect_metrics
+    open_names = OPEN_ROUTES if protected else OPEN_ROUTES | {"metrics"}
     guard = Guard(Keys(options.api_key), app.router.routes, open_names)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_middleware(

@@ -5,7 +5,6 @@ an id of our own, turns every exception that nobody caught into a 500 that says 
 were left open. Installed by `app`; plain ASGI, since a token passes through here. Knows no routes' meaning.
 """
 
-import ipaddress
 import logging
 import re
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from collections.abc import Sequence
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sayfa.base.access import is_loopback
 from sayfa.base.errors import Overloaded
 from sayfa.base.faults import fault
 from sayfa.server.auth import Guard
@@ -37,16 +37,6 @@ def allowed_hosts(listed: Sequence[str], bind_host: str) -> frozenset[str] | Non
     if listed:
         return frozenset(host.lower() for host in listed)
     return frozenset((*_LOOPBACK_HOSTS, bind_host)) if is_loopback(bind_host) else None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class Edge:

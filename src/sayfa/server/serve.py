@@ -20,6 +20,7 @@ from typing import Protocol
 import uvicorn
 from fastapi import FastAPI
 
+from sayfa.base.access import check_access
 from sayfa.base.config import ServerOptions
 from sayfa.base.errors import ConfigError, EngineError, SayfaError
 from sayfa.base.faults import fault
@@ -27,7 +28,6 @@ from sayfa.base.messages import EngineInfo, Failed
 from sayfa.server.app import create_app
 from sayfa.server.connection import behind
 from sayfa.server.context import ServerContext, TextTools
-from sayfa.server.edge import is_loopback
 from sayfa.server.gate import Gate, networks, within_descriptors
 from sayfa.wire.client import ClientState, EngineClient
 
@@ -52,16 +52,6 @@ class ManagedClient(EngineClient, Protocol):
     def failure(self) -> Failed | None: ...
 
     def on_state(self, callback: Callable[[ClientState], None]) -> None: ...
-
-
-def check_access(options: ServerOptions) -> None:
-    """Raise ConfigError if strangers could call a server that asks for no key."""
-    if options.api_key or options.insecure_no_auth or options.uds or is_loopback(options.host):
-        return
-    raise ConfigError(
-        f"--host {options.host} can be reached by others, but there is no --api-key. Give one, or say "
-        "--insecure-no-auth if something else guards this server."
-    )
 
 
 def bind(options: ServerOptions) -> socket.socket:
