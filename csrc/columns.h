@@ -243,14 +243,15 @@ class Walk {
   int64_t stride_;
 };
 
-// Fetches what `p` will have become `f.ahead` bytes on: of the lines in `bytes` each `step`th, beginning with number `first`.
-inline void fetch_early(const Fetch& f, const uint8_t* p, int64_t bytes, int64_t first = 0, int64_t step = 1) {
-  p += f.ahead;
-  if (p >= f.end) {
-    if (!f.next) return;
-    p = f.next + (p - f.end);
+// Fetches what belongs to a step along K, counted over all passes of the tile. Into the second-level cache: what comes later
+// would push out of the first what is needed now.
+inline void fetch_step(const Ahead& ahead, int64_t step) {
+  const uint8_t* at = ahead.start + step * ahead.stride;
+  if (at >= ahead.end) {
+    if (!ahead.next) return;
+    at = ahead.next + (at - ahead.end);
   }
-  for (int64_t i = first * 64; i < bytes; i += step * 64) __builtin_prefetch(p + i, 0, 3);
+  for (int64_t i = 0; i < ahead.lines; ++i) __builtin_prefetch(at + i * 64, 0, 2);
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ namespace sayfa::SAYFA_ISA {
 namespace {
 
 constexpr int kPanelColumns = 64;  // of the widest format
-constexpr int64_t kFetchAhead = 4096;  // bytes in front of the place of use, at one tile of rows
+constexpr int64_t kFetchAhead = 4096;  // bytes in front of the place of use, where a panel is read once
 
 // One row of a finished tile to its place, `width` columns. `bias` and `out` point at the first of them.
 inline void finish_row(Epilogue epilogue, const float* sums, const float* bias, int64_t width, int64_t in_panel, float* out) {
@@ -47,20 +47,37 @@ struct Rows {
   int64_t first, count;
 };
 
-// All rows of a block by one panel, in tiles of nearly equal height. `fetch` tells what the panel is followed by.
-void multiply_panel(const LinearArgs& a, const Segment& s, int64_t panel, const Rows& rows, Fetch fetch) {
+int passes_of(Format format, int rows) {
+  return format == Format::bf16 ? passes_bf16(rows) : format == Format::f32 ? passes_f32(rows) : passes_int(rows);
+}
+
+// What the first of `tiles` tiles of `rows` rows fetches; for each further one `start` moves on by `advance`. A panel that is
+// read once runs ahead of itself; else each tile fetches a part of the next one, since all of it at once would wait for memory.
+Ahead fetched_ahead(const Segment& s, const uint8_t* panel, const uint8_t* next, int64_t tiles, int rows, int64_t* advance) {
+  const int64_t step = group_bytes(s.format), passes = passes_of(s.format, rows), reads = tiles * passes;
+  const uint8_t* end = panel + s.bytes;
+  *advance = 0;
+  if (reads == 1) return {panel + kFetchAhead, end, next, step, step / 64};
+  if (!next) return {end, end, nullptr, 0, 0};
+  const int64_t lines = (step / 64 + reads - 1) / reads;
+  *advance = s.bytes / step * passes * lines * 64;
+  return {next, next + s.bytes, nullptr, lines * 64, lines};
+}
+
+// All rows of a block by one panel, in tiles of nearly equal height. `next` is what this worker reads after it, or null.
+void multiply_panel(const LinearArgs& a, const Segment& s, int64_t panel, const Rows& rows, const uint8_t* next) {
   alignas(64) float sums[std::max(kIntTileRows, kFloatTileRows) * kPanelColumns];
   const int64_t most = is_float(s.format) ? kFloatTileRows : kIntTileRows;
   const int64_t tiles = (rows.count + most - 1) / most;
-  // A panel read once: fetch what is needed soon. Else the first tile fetches the next panel while all compute on this.
-  fetch.ahead = rows.count <= kOnePassRows ? kFetchAhead : s.bytes;
-  for (int64_t tile = 0; tile < tiles; ++tile) {
+  const uint8_t* data = s.data + panel * s.bytes;
+  int64_t advance;
+  Ahead ahead = fetched_ahead(s, data, next, tiles, static_cast<int>(rows.count / tiles), &advance);
+  for (int64_t tile = 0; tile < tiles; ++tile, ahead.start += advance) {
     const int64_t first = rows.count * tile / tiles, last = rows.count * (tile + 1) / tiles;
     const int height = static_cast<int>(last - first);
-    const TileArgs args{s.data + panel * s.bytes, rows.data + first * rows.stride, rows.stride, &a.input.layout, sums, fetch};
+    const TileArgs args{data, rows.data + first * rows.stride, rows.stride, &a.input.layout, sums, ahead};
     (is_float(s.format) ? float_tile(s.format, height) : int_tile(s.format, height))(args);
     finish_tile(a, s, panel, sums, rows.first + first, height);
-    fetch.ahead = 0;
   }
 }
 
@@ -119,8 +136,7 @@ void work_lane(const LinearArgs& a, const Worker& worker, int lane, const Rows& 
     const int64_t first = all.count * block / blocks, last = all.count * (block + 1) / blocks;
     const Rows rows{all.data + first * all.stride, all.stride, first, last - first};
     const Panel panel = panel_at(a, number);
-    const Fetch fetch{0, panel.data() + panel.segment->bytes, start_after(a, worker, share, number)};
-    multiply_panel(a, *panel.segment, panel.index, rows, fetch);
+    multiply_panel(a, *panel.segment, panel.index, rows, start_after(a, worker, share, number));
   }
 }
 

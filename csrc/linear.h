@@ -102,35 +102,46 @@ void pack(const PackArgs&, const Worker&, Counter&);
 // Prepares one row; `scratch` holds k floats and is used with norm_weight only.
 void prepare_row(const PrepareArgs&, const float* x, uint8_t* out, float* scratch);
 
-// What to fetch early while a panel is read: the bytes `ahead` of the place of use; from `end` on those at `next` instead.
-struct Fetch {
-  int64_t ahead;  // 0: nothing
+// What to fetch early at each step along K of a tile: `lines` lines at start + step * stride; from `end` on at `next` instead.
+struct Ahead {
+  const uint8_t* start;
   const uint8_t* end;
-  const uint8_t* next;  // null: nothing from there on
+  const uint8_t* next;  // null: nothing from `end` on
+  int64_t stride, lines;
 };
 
-// Multiplies `rows` (at most kIntTileRows or kFloatTileRows) prepared rows by one panel. tile [rows][columns of the panel] float.
+// Multiplies `rows` (at most kIntTileRows or kFloatTileRows) prepared rows by one panel. sums [rows][columns of the panel].
 struct TileArgs {
   const uint8_t* panel;
   const uint8_t* rows;
   int64_t row_stride;
   const RowLayout* layout;
-  float* tile;
-  Fetch fetch;
+  float* sums;
+  Ahead ahead;
 };
 using TileKernel = void (*)(const TileArgs&);
 TileKernel int_tile(Format format, int rows);
 TileKernel float_tile(Format format, int rows);
 
-// Rows of a tile of integer and of float panels, and up to how many of them a kernel reads its panel once, front to back.
+// Rows of a tile of integer and of float panels, and how many times a tile of so many rows passes over its panel: its registers
+// hold the sums of all columns, or of a part of them.
 #if defined(__AVX512F__)
 constexpr int kIntTileRows = 6;
 constexpr int kFloatTileRows = 6;
-constexpr int kOnePassRows = 6;
+constexpr int passes_int(int) { return 1; }
+constexpr int passes_f32(int) { return 1; }
 #else
 constexpr int kIntTileRows = 4;
 constexpr int kFloatTileRows = 5;
-constexpr int kOnePassRows = 1;
+constexpr int passes_int(int rows) { return rows == 1 ? 1 : 2; }
+constexpr int passes_f32(int rows) { return rows == 1 ? 1 : 2; }
+#endif
+#if defined(__AVX512BF16__)
+constexpr int passes_bf16(int) { return 1; }
+#elif defined(__AVX512F__)
+constexpr int passes_bf16(int rows) { return rows == 1 ? 1 : 2; }
+#else
+constexpr int passes_bf16(int rows) { return rows == 1 ? 1 : 4; }
 #endif
 
 // Whether bfloat16 panels take bfloat16 rows; else they take float32 ones.

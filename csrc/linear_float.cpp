@@ -5,20 +5,6 @@
 namespace sayfa::SAYFA_ISA {
 namespace {
 
-// Blocks of 16 columns that R rows take at once: what the registers hold.
-#if defined(__AVX512BF16__)
-constexpr int sides_bf16(int) { return 4; }
-#elif defined(__AVX512F__)
-constexpr int sides_bf16(int rows) { return rows == 1 ? 4 : 2; }
-#else
-constexpr int sides_bf16(int rows) { return rows == 1 ? 4 : 1; }
-#endif
-#if defined(__AVX512F__)
-constexpr int sides_f32(int) { return 2; }
-#else
-constexpr int sides_f32(int rows) { return rows == 1 ? 2 : 1; }
-#endif
-
 #if defined(__AVX512BF16__)
 // One pair along K. A prepared row is padded with a zero to an even K.
 template <int R, int Sides>
@@ -45,7 +31,7 @@ inline void add_pair(F16 (&sum)[R][Sides], const uint8_t* p, const Walk& x, bool
 
 template <int R>
 void tile_bf16(const TileArgs& t) {
-  constexpr int kSides = sides_bf16(R);
+  constexpr int kSides = 4 / passes_bf16(R);  // blocks of 16 columns at once
   const int64_t pairs = t.layout->k / 2;
   for (int side = 0; side < 4; side += kSides) {
     F16 sum[R][kSides];
@@ -54,33 +40,33 @@ void tile_bf16(const TileArgs& t) {
     const uint8_t* p = t.panel + side * 64;
     Walk x(t.rows + (kBf16Rows ? t.layout->bf16 : t.layout->f32), t.row_stride);
     for (int64_t k = 0; k < pairs; ++k, p += 256, x.advance(kBf16Rows ? 4 : 8)) {
-      if (t.fetch.ahead) fetch_early(t.fetch, p, 64 * kSides);
+      fetch_step(t.ahead, side / kSides * pairs + k);
       add_pair<R, kSides>(sum, p, x, true);
     }
     if (t.layout->k % 2) add_pair<R, kSides>(sum, p, x, false);
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < kSides; ++v) f_store(t.tile + r * 64 + (side + v) * 16, sum[r][v]);
+      for (int v = 0; v < kSides; ++v) f_store(t.sums + r * 64 + (side + v) * 16, sum[r][v]);
   }
 }
 
 template <int R>
 void tile_f32(const TileArgs& t) {
   const int64_t k_end = t.layout->k;
-  constexpr int kSides = sides_f32(R);
+  constexpr int kSides = 2 / passes_f32(R);
   for (int side = 0; side < 2; side += kSides) {
     F16 sum[R][kSides];
     for (auto& s : sum)
       for (F16& v : s) v = f_set(0.0f);
     const uint8_t* p = t.panel + side * 64;
     for (int64_t k = 0; k < k_end; ++k, p += 128) {
-      if (t.fetch.ahead) fetch_early(t.fetch, p, 64 * kSides);
+      fetch_step(t.ahead, side / kSides * k_end + k);
       for (int r = 0; r < R; ++r) {
         const F16 x = f_set(reinterpret_cast<const float*>(t.rows + r * t.row_stride + t.layout->f32)[k]);
         for (int v = 0; v < kSides; ++v) sum[r][v] = f_fma(f_load(p + v * 64), x, sum[r][v]);
       }
     }
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < kSides; ++v) f_store(t.tile + r * 32 + (side + v) * 16, sum[r][v]);
+      for (int v = 0; v < kSides; ++v) f_store(t.sums + r * 32 + (side + v) * 16, sum[r][v]);
   }
 }
 

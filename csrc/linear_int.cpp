@@ -8,13 +8,11 @@
 namespace sayfa::SAYFA_ISA {
 namespace {
 
-// Blocks of 16 columns that R rows take at once, and whether the float sums stay in registers between the groups: what the
-// registers hold. With half as many, sums of more than one row wait in the tile, and a panel is read twice.
+// Whether the float sums stay in registers between the groups. With half as many registers, those of more than one row wait in
+// the tile.
 #if defined(__AVX512F__)
-constexpr int sides(int) { return 2; }
 constexpr bool keeps_sums(int) { return true; }
 #else
-constexpr int sides(int rows) { return rows <= kOnePassRows ? 2 : 1; }
 constexpr bool keeps_sums(int rows) { return rows == 1; }
 #endif
 
@@ -66,7 +64,7 @@ inline F16 add_group(F16 sum, I16 dots, F16 scale, F16 minimum, const uint8_t* f
 template <Format F, int R>
 void tile(const TileArgs& t) {
   using S = Shape<F>;
-  constexpr int kSides = sides(R);
+  constexpr int kSides = 2 / passes_int(R);  // blocks of 16 columns at once
   constexpr bool kKeeps = keeps_sums(R);
   const RowLayout& l = *t.layout;
   const bool wide = S::group == 32;
@@ -76,12 +74,12 @@ void tile(const TileArgs& t) {
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < kSides; ++v) {
         kept[r][v] = f_set(0.0f);
-        if (!kKeeps) f_store(t.tile + r * 32 + (side + v) * 16, kept[r][v]);
+        if (!kKeeps) f_store(t.sums + r * 32 + (side + v) * 16, kept[r][v]);
       }
     const uint8_t* p = t.panel;
     Walk q(t.rows + l.q, t.row_stride), facts(t.rows + (wide ? l.facts32 : l.facts16), t.row_stride);
     for (int64_t g = 0; g < groups; ++g, p += S::bytes) {
-      if (t.fetch.ahead) fetch_early(t.fetch, p, S::bytes, side, 2 / kSides);
+      fetch_step(t.ahead, side / kSides * groups + g);
       I16 acc[R][kSides];
       for (int r = 0; r < R; ++r)
         for (I16& a : acc[r]) a = S::short_sums ? i_set(0) : start<F>(facts.row(r));
@@ -115,7 +113,7 @@ void tile(const TileArgs& t) {
           if (kKeeps) {
             kept[r][v] = add_group<F>(kept[r][v], acc[r][v], scale, minimum, facts.row(r));
           } else {
-            float* at = t.tile + r * 32 + (side + v) * 16;
+            float* at = t.sums + r * 32 + (side + v) * 16;
             f_store(at, add_group<F>(f_load(at), acc[r][v], scale, minimum, facts.row(r)));
           }
         }
@@ -125,7 +123,7 @@ void tile(const TileArgs& t) {
     }
     if (kKeeps)
       for (int r = 0; r < R; ++r)
-        for (int v = 0; v < kSides; ++v) f_store(t.tile + r * 32 + (side + v) * 16, kept[r][v]);
+        for (int v = 0; v < kSides; ++v) f_store(t.sums + r * 32 + (side + v) * 16, kept[r][v]);
   }
 }
 
