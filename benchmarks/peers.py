@@ -28,6 +28,8 @@ from sayfa.bench.report import RunFigures
 from sayfa.bench.workloads import WORKLOADS, Workload
 
 NAMES = {"a": "smollm2-135m", "b": "llama-1b-synth"}
+SAYFA_FLAGS = ["--kv-cache-memory", "600MiB"]
+"""Pages for 26,000 tokens of the small model; the peers' flags give them 65,536 tokens or 4 GiB."""
 WIDTHS = {"4": "q4_0.gguf", "8": "q8_0.gguf", "16": "bf16"}
 
 
@@ -70,7 +72,7 @@ def start_of(peers: Peers, entry: Entry, port: int) -> Start:
     """How to start a participant."""
     if entry.peer == "sayfa":
         command = [sys.executable, "-m", "sayfa", "serve", "--model", str(entry.model), "--port", str(port)]
-        return Start([*command, "--threads", str(peers.threads), "--no-log-requests"], {})
+        return Start([*command, "--threads", str(peers.threads), "--no-log-requests", *SAYFA_FLAGS], {})
     method = {"llama.cpp": peers.llama_cpp, "vllm": peers.vllm, "openvino": peers.openvino,
               "transformers": peers.transformers}[entry.peer]  # fmt: skip
     return method(entry.model, port)

@@ -11,7 +11,8 @@ namespace sayfa::SAYFA_ISA {
 namespace {
 
 constexpr int kPanelColumns = 64;  // of the widest format
-constexpr int64_t kFetchAhead = 4096;  // bytes in front of the place of use, where a panel is read once
+// Bytes in front of the place of use, where a panel is read once. Measured: 4 bits want more than 8 and 16.
+constexpr int64_t fetch_ahead(Format format) { return facts(format).bits == 4 ? 6144 : 4096; }
 
 // One row of a finished tile to its place, `width` columns. `bias` and `out` point at the first of them.
 inline void finish_row(Epilogue epilogue, const float* sums, const float* bias, int64_t width, int64_t in_panel, float* out) {
@@ -57,7 +58,7 @@ Ahead fetched_ahead(const Segment& s, const uint8_t* panel, const uint8_t* next,
   const int64_t step = group_bytes(s.format), passes = passes_of(s.format, rows), reads = tiles * passes;
   const uint8_t* end = panel + s.bytes;
   *advance = 0;
-  if (reads == 1) return {panel + kFetchAhead, end, next, step, step / 64};
+  if (reads == 1) return {panel + fetch_ahead(s.format), end, next, step, step / 64};
   if (!next) return {end, end, nullptr, 0, 0};
   const int64_t lines = (step / 64 + reads - 1) / reads;
   *advance = s.bytes / step * passes * lines * 64;
@@ -93,7 +94,7 @@ Rows prepared_rows(const LinearArgs& a, int64_t count, const Worker& worker) {
 }
 
 void fetch_start(const uint8_t* start) {
-  for (int64_t i = 0; i < kFetchAhead; i += 64) __builtin_prefetch(start + i, 0, 3);
+  for (int64_t i = 0; i < 4096; i += 64) __builtin_prefetch(start + i, 0, 3);
 }
 
 // A panel by its number among all of the weight.
