@@ -3,6 +3,7 @@
     python tests/soak/pressure.py overload [SECONDS]     F14, R05: ten times what it can do
     python tests/soak/pressure.py fairness [SECONDS]     F15, R06: one key a hundred times another one; four equal keys
     python tests/soak/pressure.py drain [TIMES]          F16, R08: SIGTERM under 64 streams
+    python tests/soak/pressure.py refusals [SECONDS]     F13: 16 streams beside one hostile request after another
 
 Prints its figures as JSON and ends with 1 if one is broken. Wall times are those of the machine: run it on a quiet one.
 """
@@ -22,11 +23,14 @@ from typing import Any, NamedTuple
 
 import psutil
 
-sys.path[:0] = [str(Path(__file__).parent)]
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "hostile")]
 
+from attacker import KEY as ATTACKED  # noqa: E402
 from watch import metric_sums, quantile  # noqa: E402
 
-PROGRAM = Path(__file__).with_name("scripted_serve.py")
+PROGRAM = HERE / "scripted_serve.py"
+ATTACK = HERE.parent / "hostile" / "attack.py"
 ROWS, STEP_S, TOKENS = 4, 0.02, 40
 CAPACITY_PER_S = ROWS / (TOKENS * STEP_S)
 """Five answers a second if every row computes in every step: few, so that ten times as many cost little to send."""
@@ -63,8 +67,8 @@ class Got(NamedTuple):
 class Server:
     """A running server. `memory_bytes`: RssAnon and VmSwap of both processes."""
 
-    def __init__(self, step_s: float = STEP_S, queue: int = QUEUE) -> None:
-        command = [sys.executable, str(PROGRAM), str(step_s), str(ROWS), str(queue), ",".join(KEYS)]
+    def __init__(self, step_s: float = STEP_S, queue: int = QUEUE, rows: int = ROWS) -> None:
+        command = [sys.executable, str(PROGRAM), str(step_s), str(rows), str(queue), ",".join([*KEYS, ATTACKED])]
         self.process = psutil.Popen(command, stdout=subprocess.PIPE)
         line = self.process.stdout.readline()
         if not line:
@@ -98,18 +102,23 @@ def running(**settings: Any) -> Iterator[Server]:
         server.process.stdout.close()
 
 
-async def call(port: int, key: str, num_tokens: int, prompt: list[int], path: str = "/v1/completions") -> Got:
-    """One streamed request on a connection of its own."""
+def streamed(key: str, num_tokens: int, prompt: list[int], path: str = "/v1/completions") -> bytes:
+    """A streamed request that closes its connection."""
     body = {"model": "tiny", "prompt": prompt, "max_tokens": num_tokens, "stream": True, "ignore_eos": True}
     content = json.dumps(body).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\nconnection: close\r\n"
         f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
     )
+    return head.encode() + content
+
+
+async def call(port: int, key: str, num_tokens: int, prompt: list[int], path: str = "/v1/completions") -> Got:
+    """One streamed request on a connection of its own."""
     begun_s = time.monotonic()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        writer.write(head.encode() + content)
+        writer.write(streamed(key, num_tokens, prompt, path))
         top = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         first = await reader.read(1)
         first_s = time.monotonic() - begun_s
@@ -306,7 +315,61 @@ async def drain(times: int) -> dict[str, Any]:
     return figures
 
 
-RUNS = {"overload": (overload, 60.0), "fairness": (fairness, 60.0), "drain": (drain, 10)}
+async def gaps_of(port: int, until_s: float) -> list[float]:
+    """Seconds between the events of one stream after another; each must come to its end."""
+    gaps: list[float] = []
+    while time.monotonic() < until_s:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(streamed(KEYS[0], 60, [1, 2, 3]))
+        data, at_s = b"", None
+        while piece := await reader.read(65536):
+            now_s = time.monotonic()
+            if b'"text":' in piece:
+                gaps += [now_s - at_s] if at_s is not None else []
+                at_s = now_s
+            data += piece
+        writer.close()
+        assert b"[DONE]" in data, data[-300:]
+    return gaps
+
+
+async def gaps_of_all(port: int, seconds: float) -> list[float]:
+    """The gaps of 16 readers."""
+    until_s = time.monotonic() + seconds
+    return [gap for gaps in await asyncio.gather(*(gaps_of(port, until_s) for _ in range(16))) for gap in gaps]
+
+
+async def refusals(seconds: float) -> dict[str, Any]:
+    """F13: the time between the tokens of 16 streams, alone and beside one hostile request after another."""
+    with running(rows=16) as server:
+        await gaps_of_all(server.port, 2.0)
+        alone = await gaps_of_all(server.port, seconds)
+        command = (sys.executable, str(ATTACK), str(server.port))
+        attack = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+        try:
+            await attack.stdout.readline()  # a round of all kinds is over
+            beside = await gaps_of_all(server.port, seconds)
+            assert attack.returncode is None, "the attack ended"
+        finally:
+            attack.kill()
+            rounds = (await attack.communicate())[0].split()
+    figures: dict[str, Any] = {
+        "tokens": [len(alone), len(beside)], "refused_meanwhile": int(rounds[-1]) if rounds else 0,
+        "p50_ms": [1000 * quantile(gaps, 0.5) for gaps in (alone, beside)],
+        "p99_ms": [1000 * quantile(gaps, 0.99) for gaps in (alone, beside)],
+    }  # fmt: skip
+    figures["broken"] = [
+        name
+        for name, holds in {
+            "some are refused meanwhile": figures["refused_meanwhile"] > 100,
+            "p99 between tokens <= 1.2x alone": figures["p99_ms"][1] <= 1.2 * figures["p99_ms"][0],
+        }.items()
+        if not holds
+    ]
+    return figures
+
+
+RUNS = {"overload": (overload, 60.0), "fairness": (fairness, 60.0), "drain": (drain, 10), "refusals": (refusals, 30.0)}
 
 
 def main() -> int:

@@ -116,6 +116,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(StatusError(414))
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._refusal is not None:
+            return  # the rest of what was read is parsed all the same; it shall cost nothing
         super().on_header(name, value)
         self._silent_bytes = 0
         self._header_bytes += len(name) + len(value)
