@@ -52,17 +52,15 @@ int passes_of(Format format, int rows) {
   return format == Format::bf16 ? passes_bf16(rows) : format == Format::f32 ? passes_f32(rows) : passes_int(rows);
 }
 
-// What the first of `tiles` tiles of `rows` rows fetches; for each further one `start` moves on by `advance`. A panel that is
-// read once runs ahead of itself; else each tile fetches a part of the next one, since all of it at once would wait for memory.
-Ahead fetched_ahead(const Segment& s, const uint8_t* panel, const uint8_t* next, int64_t tiles, int rows, int64_t* advance) {
+// What the first of `tiles` tiles of `rows` rows fetches. A panel that is read once runs ahead of itself; else each tile
+// fetches a part of the next one, since all of it at once would wait for memory.
+Ahead fetched_ahead(const Segment& s, const uint8_t* panel, const uint8_t* next, int64_t tiles, int rows) {
   const int64_t step = group_bytes(s.format), passes = passes_of(s.format, rows), reads = tiles * passes;
   const uint8_t* end = panel + s.bytes;
-  *advance = 0;
-  if (reads == 1) return {panel + fetch_ahead(s.format), end, next, step, step / 64};
-  if (!next) return {end, end, nullptr, 0, 0};
+  if (reads == 1) return {panel + fetch_ahead(s.format), end, next, step, step / 64, 0};
+  if (!next) return {end, end, nullptr, 0, 0, 0};
   const int64_t lines = (step / 64 + reads - 1) / reads;
-  *advance = s.bytes / step * passes * lines * 64;
-  return {next, next + s.bytes, nullptr, lines * 64, lines};
+  return {next, next + s.bytes, nullptr, lines * 64, lines, s.bytes / step * passes * lines * 64};
 }
 
 // All rows of a block by one panel, in tiles of nearly equal height. `next` is what this worker reads after it, or null.
@@ -71,9 +69,8 @@ void multiply_panel(const LinearArgs& a, const Segment& s, int64_t panel, const 
   const int64_t most = is_float(s.format) ? kFloatTileRows : kIntTileRows;
   const int64_t tiles = (rows.count + most - 1) / most;
   const uint8_t* data = s.data + panel * s.bytes;
-  int64_t advance;
-  Ahead ahead = fetched_ahead(s, data, next, tiles, static_cast<int>(rows.count / tiles), &advance);
-  for (int64_t tile = 0; tile < tiles; ++tile, ahead.start += advance) {
+  Ahead ahead = fetched_ahead(s, data, next, tiles, static_cast<int>(rows.count / tiles));
+  for (int64_t tile = 0; tile < tiles; ++tile, ahead.start += ahead.advance) {
     const int64_t first = rows.count * tile / tiles, last = rows.count * (tile + 1) / tiles;
     const int height = static_cast<int>(last - first);
     const TileArgs args{data, rows.data + first * rows.stride, rows.stride, &a.input.layout, sums, ahead};

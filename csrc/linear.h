@@ -103,11 +103,12 @@ void pack(const PackArgs&, const Worker&, Counter&);
 void prepare_row(const PrepareArgs&, const float* x, uint8_t* out, float* scratch);
 
 // What to fetch early at each step along K of a tile: `lines` lines at start + step * stride; from `end` on at `next` instead.
+// The next tile of the panel starts `advance` further on.
 struct Ahead {
   const uint8_t* start;
   const uint8_t* end;
   const uint8_t* next;  // null: nothing from `end` on
-  int64_t stride, lines;
+  int64_t stride, lines, advance;
 };
 
 // Multiplies `rows` (at most kIntTileRows or kFloatTileRows) prepared rows by one panel. sums [rows][columns of the panel].
