@@ -103,7 +103,7 @@ MUTANTS = (
     Mutant("half surrogates pass", "server/strict_json.py", "msgspec.json.decode(body)", "pass",
            _PARSER.format("json-body"), "surrogates not allowed"),
     Mutant("long bodies are parsed while all wait", "server/body.py", "if len(body) > INLINE_PARSE_BYTES:", "if False:",
-           "hostile/test_protocol.py::test_f13_no_hostile_request_holds_the_others_up", "holds the loop for"),
+           "hostile/test_protocol.py::test_f13_a_long_body_is_parsed_in_another_thread", "the loop's thread reads it"),
     Mutant("depth has no limit", "server/strict_json.py", "    _check_shape(body)\n", "", _WORDS.format("json-body"),
            "RecursionError|MAX_DEPTH"),
     Mutant("a text is tokenized before it is measured", "server/limits.py", "if num_bytes > limit:", "if False:",

@@ -6,6 +6,7 @@ protocol piece by piece, what is written is kept. Every client leaves as soon as
 
 import asyncio
 import random
+import threading
 import time
 from itertools import pairwise
 from typing import Any
@@ -19,6 +20,7 @@ from test_http_bytes import SECRET_TEXT, attack_of, requests
 from test_time_to_refuse import CASES
 
 from sayfa.base.config import ServerOptions
+from sayfa.server import strict_json
 from sayfa.server.app import create_app
 from sayfa.server.serve import make_server
 
@@ -178,4 +180,20 @@ async def test_f13_no_hostile_request_holds_the_others_up() -> None:
         data = case.make()
         held_s = min([await longest_held(place, data) for _ in range(2)])  # the first may pay for what is new
         assert held_s < HELD_LIMIT_S, f"{name} holds the loop for {held_s * 1000:.0f} ms"
+    place.context.pool.shutdown()
+
+
+async def test_f13_a_long_body_is_parsed_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the machine's speed: the loop's thread does not read it."""
+    parse, threads = strict_json.parse, []
+
+    def noted(body: bytes) -> dict[str, Any]:
+        threads.append(threading.get_ident())
+        return parse(body)
+
+    monkeypatch.setattr(strict_json, "parse", noted)
+    place = make_place()
+    await longest_held(place, CASES["T15 an array of 4 million"].make())
+    assert len(threads) == 1
+    assert threads != [threading.get_ident()], "the loop's thread reads it"
     place.context.pool.shutdown()
