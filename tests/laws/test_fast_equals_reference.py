@@ -4,9 +4,10 @@ The reference reads prompt and answer at once: if each of its most likely ids is
 greedy answer is the same, by induction. Where one is not, it goes on along the native answer, so that every id of it is
 judged and not only those before the first difference.
 
-Native products of float32 and bfloat16 weights round nothing that the reference does not; only the order of additions
-differs, so an id may differ where two logits are as good as equal, and nowhere else. Products of 4-bit weights round
-what they multiply to 8 bits: there ids differ, and the test bounds how many and by how much.
+Native products of float32 weights, and of bfloat16 ones where the processor has no product for them, round nothing
+that the reference does not; only the order of additions differs, so an id may differ where two logits are as good as
+equal, and nowhere else. The processor's own bfloat16 product takes rounded rows, products of 4-bit weights round what
+they multiply to 8 bits: there ids differ, and the test bounds how many and by how much.
 """
 
 import dataclasses
@@ -20,6 +21,7 @@ from fakes import needs
 from fakes.steps import Driver, open_model, reference
 from sayfa.hub import resolve_model
 from sayfa.models.formats.dequant import dequantize
+from sayfa.nn.program.native_library import isas
 from sayfa.nn.program.program import Embed, Linear, Program, Weight, WeightPiece
 from sayfa.runner.executors import Chosen, StepLimits, make_executor
 from sayfa.text.tokenizer import load_tokenizer
@@ -152,8 +154,10 @@ def told(found: list[Difference]) -> str:
 def test_f06_200_greedy_answers_are_the_reference_s(weights, dtype, kv_type, largest_lead, most):
     """200 prompts × 128 ids. With floats, a difference by less than `largest_lead` is a tie, and there are few.
 
-    With 4 bits 602 of the 25,600 ids differed, by 0.84 at most.
+    With 4 bits 602 of the 25,600 ids differed, by 0.84 at most; with rows rounded to bfloat16 101, by 0.135.
     """
+    if dtype == "bfloat16" and isas()[0] == "avx512bf16":
+        largest_lead, most = 0.3, NUM_PROMPTS * NUM_TOKENS // 100
     found = judged(weights, dtype, kv_type)
     print(told(found))
     assert len(found) <= most, told(found)
