@@ -29,7 +29,7 @@ from sayfa.bench.workloads import WORKLOADS, Workload
 
 NAMES = {"a": "smollm2-135m", "b": "llama-1b-synth"}
 SAYFA_FLAGS = ["--kv-cache-memory", "600MiB"]
-"""Pages for 26,000 tokens of the small model; the peers' flags give them 65,536 tokens or 4 GiB."""
+"""Pages for 27,000 tokens of the small model; the peers' flags give them 65,536 tokens or 4 GiB."""
 WIDTHS = {"4": "q4_0.gguf", "8": "q8_0.gguf", "16": "bf16"}
 
 

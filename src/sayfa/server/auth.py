@@ -15,7 +15,7 @@ from sayfa.base.errors import Unauthorized
 from sayfa.base.faults import fault
 
 OPEN_ROUTES = frozenset({"health", "health_live", "health_ready", "ping", "version"})
-"""Names of routes without secrets. `metrics` joins them where --protect-metrics says so."""
+"""Names of routes without secrets. `metrics` joins them where `protect_metrics`, or its default, leaves it open."""
 MAX_KEY_CHARS = 512
 
 
