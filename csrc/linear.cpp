@@ -63,14 +63,25 @@ Ahead fetched_ahead(const Segment& s, const uint8_t* panel, const uint8_t* next,
   return {next, next + s.bytes, nullptr, lines * 64, lines, s.bytes / step * passes * lines * 64};
 }
 
-// All rows of a block by one panel, in tiles of nearly equal height. `next` is what this worker reads after it, or null.
-void multiply_panel(const LinearArgs& a, const Segment& s, int64_t panel, const Rows& rows, const uint8_t* next) {
+int64_t tiles_of(Format format, int64_t rows) {
+  const int64_t most = is_float(format) ? kFloatTileRows : kIntTileRows;
+  return (rows + most - 1) / most;
+}
+
+// One of `count` pieces of a panel's tiles.
+struct Piece {
+  int64_t index, count;
+};
+
+// A piece of the tiles, of nearly equal height, in which one panel meets all rows of a block. `next` is what this worker reads
+// after it, or null.
+void multiply_panel(const LinearArgs& a, const Segment& s, int64_t panel, const Rows& rows, Piece piece, const uint8_t* next) {
   alignas(64) float sums[std::max(kIntTileRows, kFloatTileRows) * kPanelColumns];
-  const int64_t most = is_float(s.format) ? kFloatTileRows : kIntTileRows;
-  const int64_t tiles = (rows.count + most - 1) / most;
+  const int64_t tiles = tiles_of(s.format, rows.count);
+  const int64_t begin = tiles * piece.index / piece.count, end = tiles * (piece.index + 1) / piece.count;
   const uint8_t* data = s.data + panel * s.bytes;
-  Ahead ahead = fetched_ahead(s, data, next, tiles, static_cast<int>(rows.count / tiles));
-  for (int64_t tile = 0; tile < tiles; ++tile, ahead.start += ahead.advance) {
+  Ahead ahead = fetched_ahead(s, data, next, end - begin, static_cast<int>(rows.count / tiles));
+  for (int64_t tile = begin; tile < end; ++tile, ahead.start += ahead.advance) {
     const int64_t first = rows.count * tile / tiles, last = rows.count * (tile + 1) / tiles;
     const int height = static_cast<int>(last - first);
     const TileArgs args{data, rows.data + first * rows.stride, rows.stride, &a.input.layout, sums, ahead};
@@ -124,17 +135,28 @@ const uint8_t* start_after(const LinearArgs& a, const Worker& worker, const Shar
   return next.first < next.end ? panel_at(*a.next, next.first).data() : nullptr;
 }
 
+// In how many pieces the last panel of a share is handed out, so that where one share has a panel more than another nobody
+// waits for a whole panel. A piece has two tiles at least: with fewer, memory is what all wait for.
+int64_t last_pieces(const LinearArgs& a, const Worker& worker, const Share& share, int64_t rows) {
+  if (a.num_panels % worker.count == 0) return 1;
+  const int64_t tiles = tiles_of(panel_at(a, share.end - 1).segment->format, rows);
+  return std::clamp<int64_t>(tiles / 2, 1, worker.count);
+}
+
 // Works off one lane: every panel of its share, for one block of rows after another.
 void work_lane(const LinearArgs& a, const Worker& worker, int lane, const Rows& all) {
   const Share share = share_of(a, worker, lane);
   const int64_t panels = share.end - share.first;
-  const int64_t blocks = (all.count + a.row_block - 1) / a.row_block;
-  for (int64_t taken; (taken = worker.lanes[lane].take(worker.job, blocks * panels)) >= 0;) {
-    const int64_t block = taken / panels, number = share.first + taken % panels;
+  if (panels == 0) return;
+  const int64_t blocks = (all.count + a.row_block - 1) / a.row_block, whole = blocks * panels - 1;
+  const int64_t pieces = last_pieces(a, worker, share, all.count / blocks);
+  for (int64_t taken; (taken = worker.lanes[lane].take(worker.job, whole + pieces)) >= 0;) {
+    const Piece piece = taken < whole ? Piece{0, 1} : Piece{taken - whole, pieces};
+    const int64_t unit = std::min(taken, whole), block = unit / panels, number = share.first + unit % panels;
     const int64_t first = all.count * block / blocks, last = all.count * (block + 1) / blocks;
     const Rows rows{all.data + first * all.stride, all.stride, first, last - first};
     const Panel panel = panel_at(a, number);
-    multiply_panel(a, *panel.segment, panel.index, rows, start_after(a, worker, share, number));
+    multiply_panel(a, *panel.segment, panel.index, rows, piece, start_after(a, worker, share, number));
   }
 }
 
