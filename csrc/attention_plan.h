@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention_tile.h"
+#include "shares.h"
 #include "sayfa.h"
 
 namespace sayfa {
@@ -59,12 +60,28 @@ class Plan {
   static size_t bytes(int64_t tiles) { return static_cast<size_t>(tiles) * (2 * sizeof(QueryTile)); }
 
   Plan(const AttentionArgs& args, const Batch& batch, int workers, void* memory)
-      : shape_(attention_shape(args)), tiles_(static_cast<QueryTile*>(memory)) {
+      : shape_(attention_shape(args)), tiles_(static_cast<QueryTile*>(memory)), tokens_(batch.T), workers_(workers) {
     list(args, batch);
-    sort();
-    share(args, workers);
+    cut(args);
+    sorted_ = tiles_ + num_tiles_;
   }
 
+  // Makes the items of a lane: of the tiles whose first token is at home there.
+  void enter(int lane) {
+    const Share share = share_of(tokens_, lane, workers_);
+    int32_t begin = 0, end;
+    while (begin < num_tiles_ && tiles_[begin].token < share.first) ++begin;
+    for (end = begin; end < num_tiles_ && tiles_[end].token < share.end;) ++end;
+    sort(begin, end);
+    cursor_ = begin;
+    num_items_ = 0;
+    for (int32_t i = begin; i < end; ++i) {
+      sorted_[i].first_item = num_items_;
+      num_items_ += num_items_of(sorted_[i]);
+    }
+  }
+
+  // Of the lane entered last.
   int64_t num_items() const { return num_items_; }
   const Shape& shape() const { return shape_; }
 
@@ -103,29 +120,28 @@ class Plan {
   }
 
   // Longest first, by counting sort over 64 classes of cost; equal classes keep their order.
-  void sort() {
+  void sort(int32_t begin, int32_t end) {
     constexpr int kClasses = 64;
-    sorted_ = tiles_ + num_tiles_;
     int64_t most = 1;
-    for (int32_t i = 0; i < num_tiles_; ++i) most = tiles_[i].cost() > most ? tiles_[i].cost() : most;
-    int32_t start[kClasses + 1] = {};
+    for (int32_t i = begin; i < end; ++i) most = tiles_[i].cost() > most ? tiles_[i].cost() : most;
+    int32_t start[kClasses + 1] = {begin};
     auto class_of = [&](const QueryTile& tile) {
       return kClasses - 1 - static_cast<int>(tile.cost() * (kClasses - 1) / most);
     };
-    for (int32_t i = 0; i < num_tiles_; ++i) ++start[class_of(tiles_[i]) + 1];
+    for (int32_t i = begin; i < end; ++i) ++start[class_of(tiles_[i]) + 1];
     for (int c = 0; c < kClasses; ++c) start[c + 1] += start[c];
-    for (int32_t i = 0; i < num_tiles_; ++i) sorted_[start[class_of(tiles_[i])]++] = tiles_[i];
+    for (int32_t i = begin; i < end; ++i) sorted_[start[class_of(tiles_[i])]++] = tiles_[i];
   }
 
-  // Decides which tiles are cut by blocks, and numbers the items.
-  void share(const AttentionArgs& args, int workers) {
+  // Decides which tiles are cut by blocks.
+  void cut(const AttentionArgs& args) {
     int64_t total = 0, used = kCounterArea / 4;
-    for (int32_t i = 0; i < num_tiles_; ++i) total += sorted_[i].cost() * shape_.units;
-    const int64_t room = args.partials && workers > 1 ? static_cast<int64_t>(args.partials_bytes) / 4 : 0;
-    const int64_t fair = total / (static_cast<int64_t>(kItemsPerWorker) * workers) + 1;
+    for (int32_t i = 0; i < num_tiles_; ++i) total += tiles_[i].cost() * shape_.units;
+    const int64_t room = args.partials && workers_ > 1 ? static_cast<int64_t>(args.partials_bytes) / 4 : 0;
+    const int64_t fair = total / (static_cast<int64_t>(kItemsPerWorker) * workers_) + 1;
     int32_t counters = 0;
     for (int32_t i = 0; i < num_tiles_; ++i) {
-      QueryTile& tile = sorted_[i];
+      QueryTile& tile = tiles_[i];
       const int32_t blocks = tile.num_blocks();
       tile.blocks_in_piece = blocks;
       const int64_t floats = shape_.partial_stride * shape_.heads_in_part * shape_.units * tile.tokens * blocks;
@@ -140,14 +156,14 @@ class Plan {
           counters += shape_.units;
         }
       }
-      tile.first_item = num_items_;
-      num_items_ += num_items_of(tile);
     }
   }
 
   Shape shape_;
   QueryTile* tiles_;
   QueryTile* sorted_ = nullptr;
+  const int64_t tokens_;
+  const int workers_;
   int32_t num_tiles_ = 0;
   int32_t cursor_ = 0;
   int64_t num_items_ = 0;

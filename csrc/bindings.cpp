@@ -13,6 +13,7 @@
 #include <stdexcept>
 
 #include "program.h"
+#include "shares.h"
 #include "step_arrays.h"
 #include "weight.h"
 
@@ -296,9 +297,9 @@ void sample(Pool& pool, const std::string& isa, Address logits, int64_t stride, 
   struct Call {
     SampleArgs args;
     decltype(OpTable::sample) kernel;
-    static void run(const void* self, const Batch&, const Worker& worker, Counter& counter) {
+    static void run(const void* self, const Batch&, const Worker& worker) {
       const auto& call = *static_cast<const Call*>(self);
-      call.kernel(call.args, worker, counter);
+      call.kernel(call.args, worker);
     }
   };
   const Call call{{at<float>(logits), stride, num_rows, vocab, at<float>(temperature), at<float>(top_p), at<float>(min_p),
@@ -344,12 +345,13 @@ double read_seconds(Pool& pool, const Block& block) {
     const uint64_t* data;
     int64_t words;
     std::atomic<uint64_t> sum{0};
-    static void call(const void* self, const Batch&, const Worker&, Counter& counter) {
+    static void call(const void* self, const Batch&, const Worker& worker) {
       auto& read = *static_cast<Read*>(const_cast<void*>(self));
       constexpr int64_t kChunk = 1 << 16;
       uint64_t sum = 0;
-      for (int64_t at; (at = counter.fetch_add(kChunk)) < read.words;)
-        for (int64_t i = at; i < std::min(at + kChunk, read.words); ++i) sum += read.data[i];
+      for_shares(worker, read.words, kChunk, [&](int64_t first, int64_t end) {
+        for (int64_t i = first; i < end; ++i) sum += read.data[i];
+      });
       read.sum += sum;
     }
   } read{reinterpret_cast<const uint64_t*>(block.data()), static_cast<int64_t>(block.bytes() / 8)};

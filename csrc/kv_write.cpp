@@ -1,6 +1,7 @@
 // Scatters the new K and V rows of a step into their page slots, converting to the pages' type.
 #include "kv_layout.h"
 #include "ops.h"
+#include "shares.h"
 #include "simd_math.h"
 
 namespace sayfa {
@@ -83,12 +84,9 @@ size_t kv_page_bytes(const KvLayer& layer) {
   return static_cast<size_t>((kv_layout(layer).head_bytes * layer.num_kv_heads + 63) / 64 * 64);
 }
 
-void kv_write(const KvWriteArgs& args, const Batch& batch, const Worker&, Counter& counter) {
+void kv_write(const KvWriteArgs& args, const Batch& batch, const Worker& worker) {
   const KvLayout at = kv_layout(args.layer);
-  for (;;) {
-    const int64_t first = counter.fetch_add(kTokensPerChunk, std::memory_order_relaxed);
-    if (first >= batch.T) return;
-    const int64_t end = first + kTokensPerChunk < batch.T ? first + kTokensPerChunk : batch.T;
+  for_shares(worker, batch.T, kTokensPerChunk, [&](int64_t first, int64_t end) {
     for (int64_t t = first; t < end; ++t) {
       switch (args.layer.type) {
         case KvType::f32: write_token<float>(args, at, t, batch.slots[t]); break;
@@ -96,7 +94,7 @@ void kv_write(const KvWriteArgs& args, const Batch& batch, const Worker&, Counte
         case KvType::int8: write_token<int8_t>(args, at, t, batch.slots[t]); break;
       }
     }
-  }
+  });
 }
 
 }  // namespace SAYFA_ISA

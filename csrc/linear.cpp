@@ -5,6 +5,7 @@
 #include "linear.h"
 
 #include "columns.h"
+#include "shares.h"
 #include "small_rows.h"
 
 namespace sayfa::SAYFA_ISA {
@@ -118,59 +119,70 @@ Panel panel_at(const LinearArgs& a, int64_t number) {
   return {segment, number};
 }
 
-// The panels of one lane: [first, end).
-struct Share {
-  int64_t first, end;
+// What one lane multiplies: some rows by some panels. With enough rows the lanes part them, and each goes through all panels;
+// else lanes with the same rows part the panels.
+struct Field {
+  Share rows, panels;
 };
 
-Share share_of(const LinearArgs& a, const Worker& worker, int lane) {
-  return {a.num_panels * lane / worker.count, a.num_panels * (lane + 1) / worker.count};
+// Rows from which on a part is worth it. Every part reads all weights and the workers share one memory: the more of them, and
+// the wider the weights, the more rows must each reading serve. Measured with two workers.
+int64_t part_rows(Format format, int lanes) { return int64_t{8} * std::min(lanes, 8) * std::max(facts(format).bits / 8, 1); }
+
+Field field_of(const LinearArgs& a, int64_t rows, int lane, int lanes) {
+  const int64_t parts = std::clamp<int64_t>(rows / part_rows(a.segments[0].format, lanes), 1, lanes);
+  const int64_t part = lane * parts / lanes;
+  const int64_t first = (part * lanes + parts - 1) / parts, end = ((part + 1) * lanes + parts - 1) / parts;
+  return {{rows * first / lanes, rows * end / lanes}, share_of(a.num_panels, lane - first, end - first)};
 }
 
-// Where this worker goes on after `number`: the next panel of the share, or its first panel of the next product.
-const uint8_t* start_after(const LinearArgs& a, const Worker& worker, const Share& share, int64_t number) {
-  if (number + 1 < share.end) return panel_at(a, number + 1).data();
+// Where this worker goes on after `number`: the next panel of the field, or its first panel of the next product.
+const uint8_t* start_after(const LinearArgs& a, const Worker& worker, const Share& panels, int64_t rows, int64_t number) {
+  if (number + 1 < panels.end) return panel_at(a, number + 1).data();
   if (!a.next) return nullptr;
-  const Share next = share_of(*a.next, worker, worker.id);
-  return next.first < next.end ? panel_at(*a.next, next.first).data() : nullptr;
+  const Share next = field_of(*a.next, rows, worker.id, worker.count).panels;
+  return next.count() > 0 ? panel_at(*a.next, next.first).data() : nullptr;
 }
 
 // In how many pieces the last panel of a share is handed out, so that where one share has a panel more than another nobody
 // waits for a whole panel. A piece has two tiles at least: with fewer, memory is what all wait for.
-int64_t last_pieces(const LinearArgs& a, const Worker& worker, const Share& share, int64_t rows) {
+int64_t last_pieces(const LinearArgs& a, const Worker& worker, const Share& panels, int64_t rows) {
   if (a.num_panels % worker.count == 0) return 1;
-  const int64_t tiles = tiles_of(panel_at(a, share.end - 1).segment->format, rows);
+  const int64_t tiles = tiles_of(panel_at(a, panels.end - 1).segment->format, rows);
   return std::clamp<int64_t>(tiles / 2, 1, worker.count);
 }
 
-// Works off one lane: every panel of its share, for one block of rows after another.
-void work_lane(const LinearArgs& a, const Worker& worker, int lane, const Rows& all) {
-  const Share share = share_of(a, worker, lane);
-  const int64_t panels = share.end - share.first;
-  if (panels == 0) return;
-  const int64_t blocks = (all.count + a.row_block - 1) / a.row_block, whole = blocks * panels - 1;
-  const int64_t pieces = last_pieces(a, worker, share, all.count / blocks);
-  for (int64_t taken; (taken = worker.lanes[lane].take(worker.job, whole + pieces)) >= 0;) {
+// Works off one lane: every panel of its field, for one block of rows after another.
+void work_lane(const LinearArgs& a, const Worker& worker, Visit& visit, const Rows& all) {
+  const Field field = field_of(a, all.count, visit.lane(), worker.count);
+  const int64_t panels = field.panels.count(), height = field.rows.count();
+  if (panels == 0 || height == 0) return;
+  const int64_t blocks = (height + a.row_block - 1) / a.row_block, whole = blocks * panels - 1;
+  const int64_t pieces = last_pieces(a, worker, field.panels, height / blocks);
+  for (int64_t taken; (taken = visit.take(whole + pieces)) >= 0;) {
     const Piece piece = taken < whole ? Piece{0, 1} : Piece{taken - whole, pieces};
-    const int64_t unit = std::min(taken, whole), block = unit / panels, number = share.first + unit % panels;
-    const int64_t first = all.count * block / blocks, last = all.count * (block + 1) / blocks;
+    const int64_t unit = std::min(taken, whole), block = unit / panels, number = field.panels.first + unit % panels;
+    const int64_t first = field.rows.first + height * block / blocks, last = field.rows.first + height * (block + 1) / blocks;
     const Rows rows{all.data + first * all.stride, all.stride, first, last - first};
     const Panel panel = panel_at(a, number);
-    multiply_panel(a, *panel.segment, panel.index, rows, piece, start_after(a, worker, share, number));
+    const uint8_t* next = start_after(a, worker, field.panels, all.count, number);
+    multiply_panel(a, *panel.segment, panel.index, rows, piece, next);
   }
 }
 
 }  // namespace
 
-void linear(const LinearArgs& a, const Batch& batch, const Worker& worker, Counter&) {
+void linear(const LinearArgs& a, const Batch& batch, const Worker& worker) {
   const int64_t count = num_rows(a.input.rows, batch);
-  const Share own = share_of(a, worker, worker.id);
+  const Share own = field_of(a, count, worker.id, worker.count).panels;
   // While a worker prepares its row, memory is idle: have the first lines of its share on their way.
   if (count <= a.self_prepare_rows && own.first < own.end) fetch_start(panel_at(a, own.first).data());
   const Rows all = prepared_rows(a, count, worker);
   if (count > a.self_prepare_rows)
     for (int64_t i = 0; i < std::min<int64_t>(count * all.stride, 64 << 10); i += 64) __builtin_prefetch(all.data + i, 0, 2);
-  for (int i = 0; i < worker.count; ++i) work_lane(a, worker, (worker.id + i) % worker.count, all);
+  Visit visit(worker);
+  do work_lane(a, worker, visit, all);
+  while (visit.next());
 }
 
 LinearTable linear_table() { return {embed, prepare, linear, pack, kBf16Rows}; }

@@ -78,10 +78,10 @@ struct PackArgs {
 };
 
 struct LinearTable {
-  void (*embed)(const EmbedArgs&, const Batch&, const Worker&, Counter&);
-  void (*prepare)(const PrepareArgs&, const Batch&, const Worker&, Counter&);
-  void (*linear)(const LinearArgs&, const Batch&, const Worker&, Counter&);
-  void (*pack)(const PackArgs&, const Worker&, Counter&);
+  void (*embed)(const EmbedArgs&, const Batch&, const Worker&);
+  void (*prepare)(const PrepareArgs&, const Batch&, const Worker&);
+  void (*linear)(const LinearArgs&, const Batch&, const Worker&);
+  void (*pack)(const PackArgs&, const Worker&);
   bool bf16_rows;  // whether bfloat16 panels take bfloat16 rows; else float32 ones
 };
 
@@ -94,10 +94,10 @@ RowLayout row_layout(int64_t k, uint32_t formats);
 #ifdef SAYFA_ISA
 namespace SAYFA_ISA {
 LinearTable linear_table();
-void embed(const EmbedArgs&, const Batch&, const Worker&, Counter&);
-void prepare(const PrepareArgs&, const Batch&, const Worker&, Counter&);
-void linear(const LinearArgs&, const Batch&, const Worker&, Counter&);
-void pack(const PackArgs&, const Worker&, Counter&);
+void embed(const EmbedArgs&, const Batch&, const Worker&);
+void prepare(const PrepareArgs&, const Batch&, const Worker&);
+void linear(const LinearArgs&, const Batch&, const Worker&);
+void pack(const PackArgs&, const Worker&);
 
 // Prepares one row; `scratch` holds k floats and is used with norm_weight only.
 void prepare_row(const PrepareArgs&, const float* x, uint8_t* out, float* scratch);

@@ -1,6 +1,7 @@
 // Prepares activation rows for the weight products: optional RMS norm, then int8 by groups of 32, bfloat16 or float32.
 #include "half.h"
 #include "linear.h"
+#include "shares.h"
 #include "small_rows.h"
 
 namespace sayfa::SAYFA_ISA {
@@ -124,17 +125,16 @@ void prepare_row(const PrepareArgs& a, const float* x, uint8_t* out, float* scra
   if (l.bf16 >= 0) round_row(l, x, out);
 }
 
-void prepare(const PrepareArgs& a, const Batch& batch, const Worker& worker, Counter& counter) {
+void prepare(const PrepareArgs& a, const Batch& batch, const Worker& worker) {
   constexpr int64_t kRows = 4;
   const int64_t rows = num_rows(a.rows, batch);
-  for (int64_t first; (first = counter.fetch_add(kRows, std::memory_order_relaxed)) < rows;) {
-    const int64_t end = first + kRows < rows ? first + kRows : rows;
+  for_shares(worker, rows, kRows, [&](int64_t first, int64_t end) {
     // Other cores have just written these rows: ask for all the lines at once.
     for (int64_t r = first; r < end; ++r)
       for (int64_t i = 0; i < a.layout.k; i += 16) __builtin_prefetch(a.x.row(r) + i, 0, 3);
     for (int64_t r = first; r < end; ++r)
       prepare_row(a, a.x.row(r), a.out + r * a.layout.bytes, static_cast<float*>(worker.scratch));
-  }
+  });
 }
 
 }  // namespace sayfa::SAYFA_ISA

@@ -6,15 +6,15 @@
 
 #define SAYFA_DECLARE_OPS(ISA)                                                                      \
   namespace sayfa::ISA {                                                                            \
-  void rms_norm(const RmsNormArgs&, const Batch&, const Worker&, Counter&);                         \
-  void head_norm(const HeadNormArgs&, const Batch&, const Worker&, Counter&);                       \
-  void rope(const RopeArgs&, const Batch&, const Worker&, Counter&);                                \
-  void kv_write(const KvWriteArgs&, const Batch&, const Worker&, Counter&);                         \
-  void attention(const AttentionArgs&, const Batch&, const Worker&, Counter&);                      \
-  void act_mul(const ActMulArgs&, const Batch&, const Worker&, Counter&);                           \
-  void add(const AddArgs&, const Batch&, const Worker&, Counter&);                                  \
-  void gather(const GatherArgs&, const Batch&, const Worker&, Counter&);                            \
-  void sample(const SampleArgs&, const Worker&, Counter&);                                          \
+  void rms_norm(const RmsNormArgs&, const Batch&, const Worker&);                                   \
+  void head_norm(const HeadNormArgs&, const Batch&, const Worker&);                                 \
+  void rope(const RopeArgs&, const Batch&, const Worker&);                                          \
+  void kv_write(const KvWriteArgs&, const Batch&, const Worker&);                                   \
+  void attention(const AttentionArgs&, const Batch&, const Worker&);                                \
+  void act_mul(const ActMulArgs&, const Batch&, const Worker&);                                     \
+  void add(const AddArgs&, const Batch&, const Worker&);                                            \
+  void gather(const GatherArgs&, const Batch&, const Worker&);                                      \
+  void sample(const SampleArgs&, const Worker&);                                                    \
   size_t attention_scratch_bytes(const AttentionArgs&, int32_t max_tokens, int32_t max_rows);       \
   size_t attention_partials_bytes(const AttentionArgs&, int32_t num_workers);                       \
   size_t sample_scratch_bytes(int32_t vocab);                                                       \

@@ -7,6 +7,7 @@
 
 #include "blocks.h"
 #include "linear.h"
+#include "shares.h"
 
 namespace sayfa::SAYFA_ISA {
 namespace {
@@ -111,15 +112,15 @@ void pack_float_panel(const PackArgs& a, const Column* columns, uint8_t* panel) 
 
 }  // namespace
 
-void pack(const PackArgs& a, const Worker&, Counter& counter) {
+void pack(const PackArgs& a, const Worker& worker) {
   const int64_t columns = facts(a.segment.format).columns;
-  for (int64_t panel; (panel = counter.fetch_add(1, std::memory_order_relaxed)) < a.segment.panels;) {
+  for_shares(worker, a.segment.panels, 1, [&](int64_t panel, int64_t) {
     uint8_t* to = a.segment.data + panel * a.segment.bytes;
     if (is_float(a.segment.format))
       pack_float_panel(a, a.columns + panel * columns, to);
     else
       pack_int_panel(a, a.columns + panel * columns, to);
-  }
+  });
 }
 
 }  // namespace sayfa::SAYFA_ISA

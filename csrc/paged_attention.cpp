@@ -48,12 +48,19 @@ class Attention {
     if (distance_ < 2) distance_ = 2;
   }
 
-  void run(Plan& plan, Counter& counter) {
+  void run(Plan& plan, const Worker& worker) {
+    Visit visit(worker);
+    plan.enter(visit.lane());
     auto take = [&](Piece& piece) {
-      const int64_t item = counter.fetch_add(1, std::memory_order_relaxed);
-      if (item >= plan.num_items()) return false;
-      piece = plan.piece(item);
-      return true;
+      for (;;) {
+        const int64_t item = visit.take(plan.num_items());
+        if (item >= 0) {
+          piece = plan.piece(item);
+          return true;
+        }
+        if (!visit.next()) return false;
+        plan.enter(visit.lane());
+      }
     };
     Piece piece, following;
     if (!take(piece)) return;
@@ -268,11 +275,11 @@ class Attention {
 };
 
 template <KvType Type>
-void run(const AttentionArgs& args, const Batch& batch, const Worker& worker, Counter& counter) {
+void run(const AttentionArgs& args, const Batch& batch, const Worker& worker) {
   auto* memory = static_cast<uint8_t*>(worker.scratch);
   const size_t workspace = Attention<Type>::workspace_bytes(kv_layout(args.layer).dim);
   Plan plan(args, batch, worker.count, memory + (workspace + 63) / 64 * 64);
-  Attention<Type>(args, batch, plan.shape(), memory).run(plan, counter);
+  Attention<Type>(args, batch, plan.shape(), memory).run(plan, worker);
 }
 
 template <KvType Type>
@@ -284,11 +291,11 @@ size_t scratch_bytes(const AttentionArgs& args, int64_t max_tokens, int64_t max_
 
 }  // namespace
 
-void attention(const AttentionArgs& args, const Batch& batch, const Worker& worker, Counter& counter) {
+void attention(const AttentionArgs& args, const Batch& batch, const Worker& worker) {
   switch (args.layer.type) {
-    case KvType::f32: return run<KvType::f32>(args, batch, worker, counter);
-    case KvType::bf16: return run<KvType::bf16>(args, batch, worker, counter);
-    case KvType::int8: return run<KvType::int8>(args, batch, worker, counter);
+    case KvType::f32: return run<KvType::f32>(args, batch, worker);
+    case KvType::bf16: return run<KvType::bf16>(args, batch, worker);
+    case KvType::int8: return run<KvType::int8>(args, batch, worker);
   }
 }
 

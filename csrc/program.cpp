@@ -4,12 +4,12 @@
 
 namespace sayfa {
 
-void Program::Joined::call(const void* self, const Batch& batch, const Worker& worker, Counter& counter) {
-  if (counter.fetch_add(1, std::memory_order_relaxed) != 0) return;
-  const Worker alone{0, 1, worker.region, worker.wait, worker.scratch, worker.scratch_bytes, nullptr, 0};
+void Program::Joined::call(const void* self, const Batch& batch, const Worker& worker) {
+  if (worker.lanes[0].take(worker.job, 1) < 0) return;
   for (const Job& job : static_cast<const Joined*>(self)->jobs) {
-    Counter own{0};
-    job.call(job.self, batch, alone, own);
+    Lane lane;
+    const Worker alone{0, 1, worker.region, worker.wait, worker.scratch, worker.scratch_bytes, &lane, worker.job};
+    job.call(job.self, batch, alone);
   }
 }
 

@@ -37,7 +37,7 @@ class Program {
 
   // Appends an op; throws std::invalid_argument when this build lacks its kernel.
   template <class Args>
-  void add(const char* kind, void (*kernel)(const Args&, const Batch&, const Worker&, Counter&), const Args& args,
+  void add(const char* kind, void (*kernel)(const Args&, const Batch&, const Worker&), const Args& args,
            RowRange range) {
     if (!kernel) throw std::invalid_argument(std::string("the native library was built without ") + kind);
     auto bound = std::make_shared<Bound<Args>>(Bound<Args>{args, kernel});
@@ -82,10 +82,10 @@ class Program {
   template <class Args>
   struct Bound {
     Args args;
-    void (*kernel)(const Args&, const Batch&, const Worker&, Counter&);
-    static void call(const void* self, const Batch& batch, const Worker& worker, Counter& counter) {
+    void (*kernel)(const Args&, const Batch&, const Worker&);
+    static void call(const void* self, const Batch& batch, const Worker& worker) {
       const auto& bound = *static_cast<const Bound*>(self);
-      bound.kernel(bound.args, batch, worker, counter);
+      bound.kernel(bound.args, batch, worker);
     }
   };
   struct Op {
@@ -96,7 +96,7 @@ class Program {
   };
   struct Joined {
     std::vector<Job> jobs;
-    static void call(const void* self, const Batch& batch, const Worker& worker, Counter& counter);
+    static void call(const void* self, const Batch& batch, const Worker& worker);
   };
   struct PagesUser {
     KvLayer* place;

@@ -15,6 +15,7 @@
 
 #include "ops.h"
 #include "sample_select.h"
+#include "shares.h"
 
 namespace sayfa {
 namespace SAYFA_ISA {
@@ -303,11 +304,9 @@ class RowSampler {
 
 size_t sample_scratch_bytes(int32_t vocab) { return RowSampler::scratch_bytes(vocab); }
 
-void sample(const SampleArgs& args, const Worker& worker, Counter& counter) {
+void sample(const SampleArgs& args, const Worker& worker) {
   RowSampler sampler(args.vocab, static_cast<uint8_t*>(worker.scratch));
-  for (int64_t r = counter.fetch_add(1, std::memory_order_relaxed); r < args.rows;
-       r = counter.fetch_add(1, std::memory_order_relaxed))
-    sampler.run(args, static_cast<int32_t>(r));
+  for_shares(worker, args.rows, 1, [&](int64_t r, int64_t) { sampler.run(args, static_cast<int32_t>(r)); });
 }
 
 }  // namespace SAYFA_ISA

@@ -33,9 +33,9 @@ struct Batch {
 
 // ---------------------------------------------------------------------------------------------- threads
 
-// A second way to share an op's work, for kernels that come back to the same data step after step: each worker has a lane of
-// chunks that it takes without meeting anybody, and those who are done take from the lanes of others. The value holds the
-// job's number in its high half, so that a lane needs no reset: one of another job counts as untouched.
+// How an op's work is shared: each worker has a lane of chunks that it takes without meeting anybody, and those who are done
+// take from the lanes of others. See shares.h. The value holds the job's number in its high half, so that a lane needs no
+// reset: one of another job counts as untouched.
 struct alignas(128) Lane {
   std::atomic<uint64_t> value{0};
 
@@ -52,9 +52,9 @@ struct alignas(128) Lane {
 };
 
 // One thread's view of an op. Laws for every kernel:
-//  * Work is taken from the op's Counter (or from lanes) in chunks and from nowhere else, never split by `id` and `count`: a worker that the
+//  * Work is taken from the lanes in chunks and from nowhere else, and a worker leaves when all lanes are empty: one that the
 //    operating system has put aside may come late to an op or miss it, and nobody waits for one that holds no chunk. The
-//    executor goes on when the counter is used up and every worker that entered has left.
+//    executor goes on when the first has left and every worker that entered has, too.
 //  * So a kernel that must merge partial results lets the worker that finishes last do it (an atomic count), or is
 //    split in two ops. barrier() waits for all workers of the region; only ops listed as collective in program.cpp
 //    may call it (none should need to).
@@ -66,14 +66,11 @@ struct Worker {
   void (*wait)(void* region, int id);  // see barrier()
   void* scratch;                       // this worker's own scratch memory, 64-byte aligned
   size_t scratch_bytes;
-  Lane* lanes;   // [count]; null where a kernel runs alone
+  Lane* lanes;   // [count]
   uint32_t job;  // number of this job, for lanes
 
   void barrier() const { wait(region, id); }
 };
-
-// A work counter: workers take chunks until none is left. The executor hands each op a fresh zeroed one per step.
-using Counter = std::atomic<int64_t>;
 
 // ---------------------------------------------------------------------------------------------- matrices
 
@@ -195,15 +192,15 @@ struct SampleArgs {
 // Filled once per instruction set. Linear products have their own table in linear.h.
 // The functions carry the names of these fields and live in `namespace sayfa::SAYFA_ISA` (declared in ops.h).
 struct OpTable {
-  void (*rms_norm)(const RmsNormArgs&, const Batch&, const Worker&, Counter&);
-  void (*head_norm)(const HeadNormArgs&, const Batch&, const Worker&, Counter&);
-  void (*rope)(const RopeArgs&, const Batch&, const Worker&, Counter&);
-  void (*kv_write)(const KvWriteArgs&, const Batch&, const Worker&, Counter&);
-  void (*attention)(const AttentionArgs&, const Batch&, const Worker&, Counter&);
-  void (*act_mul)(const ActMulArgs&, const Batch&, const Worker&, Counter&);
-  void (*add)(const AddArgs&, const Batch&, const Worker&, Counter&);
-  void (*gather)(const GatherArgs&, const Batch&, const Worker&, Counter&);
-  void (*sample)(const SampleArgs&, const Worker&, Counter&);
+  void (*rms_norm)(const RmsNormArgs&, const Batch&, const Worker&);
+  void (*head_norm)(const HeadNormArgs&, const Batch&, const Worker&);
+  void (*rope)(const RopeArgs&, const Batch&, const Worker&);
+  void (*kv_write)(const KvWriteArgs&, const Batch&, const Worker&);
+  void (*attention)(const AttentionArgs&, const Batch&, const Worker&);
+  void (*act_mul)(const ActMulArgs&, const Batch&, const Worker&);
+  void (*add)(const AddArgs&, const Batch&, const Worker&);
+  void (*gather)(const GatherArgs&, const Batch&, const Worker&);
+  void (*sample)(const SampleArgs&, const Worker&);
   // Sizes the executor must provide. `layer.base`, matrices and pointers of the arguments are not read.
   size_t (*attention_scratch_bytes)(const AttentionArgs&, int32_t max_tokens, int32_t max_rows);  // per worker
   size_t (*attention_partials_bytes)(const AttentionArgs&, int32_t num_workers);                  // shared, see AttentionArgs

@@ -103,7 +103,6 @@ void Pool::run(const Job* jobs, int num_jobs, const Batch& batch, int64_t* stamp
   stamps_ = stamps;
   first_ = index_of(gate_.value.load(std::memory_order_relaxed)) + 1;
   end_ = first_ + static_cast<uint32_t>(num_jobs);
-  counter_.value.store(0, std::memory_order_relaxed);
   if (stamps) stamps[0] = now_ns();
   publish(gate_at(first_, 0));
   work(0);
@@ -148,8 +147,6 @@ bool Pool::leave(uint64_t& entered, const Job& job) {
   }
 
   const uint32_t next = index_of(entered) + 1;
-  // Many jobs take from lanes: the counter's line is then not pulled here for nothing.
-  if (counter_.value.load(std::memory_order_relaxed)) counter_.value.store(0, std::memory_order_relaxed);
   if (stamps_) stamps_[next - first_] = now_ns();
   const bool more = next != end_;  // read before the gate opens: after it the caller may have begun another run
   const uint64_t opened = more ? gate_at(next, kInside + kEntered) : gate_at(next, kIdle);
@@ -181,7 +178,7 @@ void Pool::work(int id) {
     const Job& job = jobs_[worker.job - first_];
     worker.scratch = scratch_[static_cast<size_t>(id)]->data();
     worker.scratch_bytes = scratch_[static_cast<size_t>(id)]->bytes();
-    job.call(job.self, *batch_, worker, counter_.value);
+    job.call(job.self, *batch_, worker);
     inside = leave(gate, job);
   }
 }

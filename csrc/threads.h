@@ -1,7 +1,7 @@
 // The one thread pool: a fixed number of workers that run a list of jobs in order, together.
 //
-// Jobs are passed through a gate, one atomic word. A worker enters the job at the gate, takes chunks from the job's
-// counter until none is left, and leaves; the last one to leave opens the gate for the next job. A worker that the
+// Jobs are passed through a gate, one atomic word. A worker enters the job at the gate, takes chunks from the lanes until
+// none is left, and leaves; the last one to leave opens the gate for the next job. A worker that the
 // operating system has put aside outside a chunk is not waited for: the job closes without it, and it joins at whatever
 // job is open when it runs again. So a busy neighbour on one core costs its share and no more, and parked workers may
 // take their time to wake while the first thread has already begun.
@@ -22,7 +22,7 @@ namespace sayfa {
 
 // One op bound to its arguments. `collective` jobs are entered by every worker (they may call Worker::barrier).
 struct Job {
-  void (*call)(const void* self, const Batch& batch, const Worker& worker, Counter& counter);
+  void (*call)(const void* self, const Batch& batch, const Worker& worker);
   const void* self;
   bool collective;
 };
@@ -50,9 +50,6 @@ class Pool {
   struct alignas(128) Word {
     std::atomic<uint64_t> value{0};
   };
-  struct alignas(128) Count {
-    Counter value{0};
-  };
   struct alignas(128) Barrier {
     std::atomic<uint32_t> arrived{0};
     std::atomic<uint32_t> generation{0};
@@ -65,7 +62,6 @@ class Pool {
   static void barrier(void* region, int id);
 
   Word gate_;
-  Count counter_;
   Word sleepers_;
   Barrier barrier_;
   std::atomic<bool> stop_{false};

@@ -103,9 +103,9 @@ void Weight::pack(Pool& pool, const Kernels& kernels, std::shared_ptr<Block> blo
   struct Call {
     PackArgs args;
     decltype(LinearTable::pack) kernel;
-    static void run(const void* self, const Batch&, const Worker& worker, Counter& counter) {
+    static void run(const void* self, const Batch&, const Worker& worker) {
       const auto& call = *static_cast<const Call*>(self);
-      call.kernel(call.args, worker, counter);
+      call.kernel(call.args, worker);
     }
   };
   std::vector<Call> calls;

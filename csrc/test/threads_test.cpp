@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "../shares.h"
 #include "../threads.h"
 
 using namespace sayfa;
@@ -21,14 +22,14 @@ struct Load {
 
 std::atomic<int> failures{0};
 
-void call(const void* self, const Batch&, const Worker& worker, Counter& counter) {
+void call(const void* self, const Batch&, const Worker& worker) {
   const Load& load = *static_cast<const Load*>(self);
   if (load.before && load.before->load() != load.before_chunks) failures.fetch_add(1);
-  for (int64_t i; (i = counter.fetch_add(1)) < load.chunks;) {
+  for_shares(worker, load.chunks, 1 + load.work % 3, [&](int64_t first, int64_t end) {
     volatile int sink = 0;
     for (int k = 0; k < load.work; ++k) sink = sink + k;
-    load.done->fetch_add(1);
-  }
+    load.done->fetch_add(end - first);
+  });
   if (!load.collective) return;
   worker.barrier();
   if (load.done->load() != load.chunks) failures.fetch_add(1);
