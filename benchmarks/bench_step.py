@@ -1,6 +1,6 @@
 """Times the native step of a model, op by op: rows × context, with the read bandwidth measured in the same run.
 
-    python benchmarks/bench_step.py MODEL [--threads 2] [--rows 1 8 32] [--context 32 256] [--prefill 512] [--isa avx2]
+    python benchmarks/bench_step.py MODEL [--threads 2] [--rows 1 8 32] [--context 32 256] [--prefill 512] [--shared 0]
 
 No engine, no HTTP: what is left of these numbers in a server is the engine's business.
 """
@@ -20,11 +20,15 @@ from sayfa.nn.program.program import InputBatch
 PAGE = 32
 
 
-def decode_batch(num_rows: int, context: int, vocab: int) -> InputBatch:
-    """One new token for each of `num_rows` rows that have `context` positions, pages in random order."""
+def decode_batch(num_rows: int, context: int, vocab: int, shared: int = 0) -> InputBatch:
+    """One new token for each of `num_rows` rows that have `context` positions, pages in random order.
+
+    All read the same pages for the first `shared` tokens.
+    """
     rng = np.random.default_rng(0)
     per_row = -(-context // PAGE)
     pages = rng.permutation(num_rows * per_row).astype(np.int32).reshape(num_rows, per_row) + 1
+    pages[:, : shared // PAGE] = pages[0, : shared // PAGE]
     last = np.full(num_rows, context - 1, np.int32)
     slots = pages[:, (context - 1) // PAGE] * PAGE + (context - 1) % PAGE
     line = np.arange(num_rows + 1, dtype=np.int32)
@@ -80,6 +84,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--context", type=int, nargs="*", default=[32, 256])
     parser.add_argument("--prefill", type=int, nargs="*", default=[512])
+    parser.add_argument("--shared", type=int, default=0, help="tokens at the start that all rows share")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--isa")
     parser.add_argument("--kv", default="bfloat16")
@@ -106,7 +111,7 @@ def main() -> None:
     print(f"read bandwidth {speed:.1f} GB/s: the weights alone take {packed / speed / 1e6:.2f} ms")
     for context in wish.context:
         for rows in wish.rows:
-            batch = decode_batch(rows, context, config.vocab_size)
+            batch = decode_batch(rows, context, config.vocab_size, min(wish.shared, context - 1))
             measure(executor, batch, f"rows {rows}, context {context}", wish.repeats)
     for tokens in wish.prefill:
         measure(executor, prefill_batch(tokens, config.vocab_size), f"prefill {tokens}", max(3, wish.repeats // 4))

@@ -18,7 +18,7 @@ namespace sayfa {
 namespace SAYFA_ISA {
 namespace {
 
-constexpr int kBlock = 256;               // keys whose softmax is computed at once; page sizes divide it
+constexpr int kBlock = kKeyBlock;
 constexpr int kRows = 36;                 // rows of a tile at most; a row is one query head of one token
 constexpr int kStride = kBlock + 32;      // elements between rows of queries and of weights
 constexpr int kScoreStride = kBlock + 16; // floats between rows of scores

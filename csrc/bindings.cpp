@@ -218,7 +218,7 @@ void bind_attention(nb::class_<Program>& c) {
   c.def("attention_partials_bytes", [](const Program& p, PagesTuple pages, int heads, float scale, int window) {
     const auto need = p.kernels().ops.attention_partials_bytes;
     if (!need) throw std::invalid_argument("the native library was built without attention");
-    return need({{}, {}, layer_of(pages), heads, scale, window, nullptr, 0}, p.pool()->count());
+    return need({{}, {}, layer_of(pages), heads, scale, window, nullptr, 0});
   });
   c.def("kv_page_bytes", [](const Program& p, PagesTuple pages) {
     const auto need = p.kernels().ops.kv_page_bytes;
@@ -250,7 +250,28 @@ void run(Program& p, Ints token_ids, Ints positions, Ints slots, Ints query_star
   p.run(batch);
 }
 
+// For tests: the runs of a batch as (members, first block, block behind the last).
+std::vector<std::tuple<std::vector<int32_t>, int32_t, int32_t>> shared_runs(Ints query_start, Ints context_len,
+                                                                            IntRows page_table, int page_size) {
+  Batch batch{};
+  batch.query_start = query_start.data();
+  batch.context_len = context_len.data();
+  batch.page_table = page_table.data();
+  batch.S = static_cast<int32_t>(context_len.shape(0));
+  batch.P = static_cast<int32_t>(page_table.shape(1));
+  batch.page_size = page_size;
+  SharedPrefixes found;
+  found.find(batch);
+  std::vector<std::tuple<std::vector<int32_t>, int32_t, int32_t>> runs;
+  for (const SharedRun& run : found.runs()) {
+    const auto first = found.members().begin() + run.first;
+    runs.emplace_back(std::vector<int32_t>(first, first + run.members), run.block_begin, run.block_end);
+  }
+  return runs;
+}
+
 void bind_program(nb::module_& m) {
+  m.def("shared_runs", &shared_runs);
   nb::class_<Program> c(m, "Program");
   c.def("__init__", [](Program* self, std::shared_ptr<Pool> pool, const std::string& isa) {
     new (self) Program(std::move(pool), kernels_or_throw(isa));

@@ -16,7 +16,7 @@
   void gather(const GatherArgs&, const Batch&, const Worker&);                                      \
   void sample(const SampleArgs&, const Worker&);                                                    \
   size_t attention_scratch_bytes(const AttentionArgs&, int32_t max_tokens, int32_t max_rows);       \
-  size_t attention_partials_bytes(const AttentionArgs&, int32_t num_workers);                       \
+  size_t attention_partials_bytes(const AttentionArgs&);                                            \
   size_t sample_scratch_bytes(int32_t vocab);                                                       \
   size_t kv_page_bytes(const KvLayer&);                                                             \
   inline constexpr OpTable op_table() {                                                             \

@@ -3,7 +3,8 @@
 // A worker takes pieces from the plan. For each block of a piece: scores of all rows against the pages' keys, softmax,
 // weighted values, fold. While a page is read, the page two further on in reading order (K pages of the block, its V
 // pages, then the next block's, even of the next piece) is fetched. A tile that is cut by blocks leaves each block's
-// result in the shared partials; whoever finishes its last piece folds them, in ascending order.
+// result in the shared partials, and so does a tile that several sequences share, for each of them; whoever finishes the last
+// piece of a sequence folds them, in ascending order.
 #include "attention_plan.h"
 #include "ops.h"
 
@@ -30,16 +31,16 @@ class Attention {
            (kScaled ? sizeof(uint16_t) * (kBlock + 256) * dim + sizeof(float) * 2 * kBlock : 0) + 64 * 8;
   }
 
-  Attention(const AttentionArgs& args, const Batch& batch, const Shape& shape, uint8_t* memory)
-      : args_(args), batch_(batch), shape_(shape), at_(kv_layout(args.layer)) {
+  Attention(const AttentionArgs& args, const Batch& batch, Plan& plan, uint8_t* memory)
+      : args_(args), batch_(batch), plan_(plan), shape_(plan.shape()), at_(kv_layout(args.layer)) {
     queries_ = carve<A>(memory, kRows * kStride);
     weights_ = carve<A>(memory, kRows * kStride);
     scores_ = carve<float>(memory, kRows * kScoreStride);
-    block_acc_ = carve<float>(memory, kRows * shape.dim);
-    total_acc_ = carve<float>(memory, kRows * shape.dim);
+    block_acc_ = carve<float>(memory, kRows * shape_.dim);
+    total_acc_ = carve<float>(memory, kRows * shape_.dim);
     if (kScaled) {
-      unpacked_values_ = carve<uint16_t>(memory, kBlock * shape.dim);
-      unpacked_keys_ = carve<uint16_t>(memory, 256 * shape.dim);
+      unpacked_values_ = carve<uint16_t>(memory, kBlock * shape_.dim);
+      unpacked_keys_ = carve<uint16_t>(memory, 256 * shape_.dim);
       key_scales_ = carve<float>(memory, kBlock);
       value_scales_ = carve<float>(memory, kBlock);
     }
@@ -48,18 +49,18 @@ class Attention {
     if (distance_ < 2) distance_ = 2;
   }
 
-  void run(Plan& plan, const Worker& worker) {
+  void run(const Worker& worker) {
     Visit visit(worker);
-    plan.enter(visit.lane());
+    plan_.enter(visit.lane());
     auto take = [&](Piece& piece) {
       for (;;) {
-        const int64_t item = visit.take(plan.num_items());
+        const int64_t item = visit.take(plan_.num_items());
         if (item >= 0) {
-          piece = plan.piece(item);
+          piece = plan_.piece(item);
           return true;
         }
         if (!visit.next()) return false;
-        plan.enter(visit.lane());
+        plan_.enter(visit.lane());
       }
     };
     Piece piece, following;
@@ -120,6 +121,16 @@ class Attention {
     return i < next.count ? next.head[i] : pages.head[0];
   }
 
+  // The token whose query heads are a tile's `t`-th.
+  int32_t token_of(const QueryTile& tile, int32_t t) const {
+    return tile.members ? batch_.query_start[tile.members[t]] : tile.token + t;
+  }
+
+  void clear(int32_t rows) {
+    for (int32_t r = 0; r < rows; ++r) totals_[r] = {-HUGE_VALF, 0};
+    std::memset(total_acc_, 0, static_cast<size_t>(rows * shape_.dim) * sizeof(float));
+  }
+
   // Loads the piece's queries, scaled to log2 units, and clears its totals.
   void begin(const Piece& piece) {
     const int64_t head_dim = args_.layer.head_dim, dim = shape_.dim;
@@ -128,12 +139,11 @@ class Attention {
     for (int32_t t = 0; t < piece.tile->tokens; ++t)
       for (int32_t h = 0; h < piece.heads; ++h) {
         const int64_t r = t * piece.heads + h;
-        const float* query = args_.query.row(piece.tile->token + t) + (piece.head + h) * head_dim;
+        const float* query = args_.query.row(token_of(*piece.tile, t)) + (piece.head + h) * head_dim;
         std::memcpy(row, query, static_cast<size_t>(head_dim) * sizeof(float));
         for (int64_t d = 0; d < dim; d += W) Pairs::store(queries_ + r * kStride + d, vload(row + d) * scale);
-        totals_[r] = {-HUGE_VALF, 0};
-        std::memset(total_acc_ + r * dim, 0, static_cast<size_t>(dim) * sizeof(float));
       }
+    clear(piece.tile->tokens * piece.heads);
   }
 
   void compute(const Piece& piece, int32_t block, const BlockPages& pages, const BlockPages& next) {
@@ -143,13 +153,15 @@ class Attention {
     score(rows, lo, hi, pages, next);
     weigh(piece, block, lo, hi);
     sum_values(rows, lo, hi, pages, next);
+    const QueryTile& tile = *piece.tile;
     const int64_t dim = shape_.dim;
     for (int32_t r = 0; r < rows; ++r) {
       const float* acc = block_acc_ + r * dim;
-      if (piece.tile->pieces == 1) {
+      if (!tile.members && tile.partial < 0) {
         fold(totals_[r], total_acc_ + r * dim, blocks_[r], acc, dim);
       } else {
-        float* partial = partial_row(piece, block, r);
+        float* partial = tile.members ? partial_row(plan_.tile_of(tile.members[r / piece.heads]), piece.unit, block, r % piece.heads)
+                                      : partial_row(tile, piece.unit, block, r);
         std::memcpy(partial, acc, static_cast<size_t>(dim) * sizeof(float));
         partial[dim] = blocks_[r].largest;
         partial[dim + 1] = blocks_[r].sum;
@@ -183,7 +195,7 @@ class Attention {
   void weigh(const Piece& piece, int32_t block, int32_t lo, int32_t hi) {
     const int32_t first = lo / W / 4 * 4, last = (hi + 4 * W - 1) / (4 * W) * 4, start = block * kBlock;
     for (int32_t t = 0; t < piece.tile->tokens; ++t) {
-      const int32_t position = batch_.positions[piece.tile->token + t];
+      const int32_t position = batch_.positions[token_of(*piece.tile, t)];
       int32_t row_hi = position + 1 - start, row_lo = args_.window > 0 ? position + 1 - args_.window - start : 0;
       row_hi = row_hi > kBlock ? kBlock : row_hi;
       row_lo = row_lo < 0 ? 0 : row_lo;
@@ -221,36 +233,50 @@ class Attention {
 
   // ---------------------------------------------------------------------------------------------- results
 
-  float* partial_row(const Piece& piece, int32_t block, int32_t row) const {
-    const QueryTile& tile = *piece.tile;
+  // Where a tile's row keeps what it got from a block.
+  float* partial_row(const QueryTile& tile, int32_t unit, int32_t block, int32_t row) const {
     const int64_t rows = static_cast<int64_t>(tile.tokens) * shape_.heads_in_part;
-    const int64_t blocks_before = static_cast<int64_t>(piece.unit) * tile.num_blocks() + block - tile.first_block();
+    const int64_t blocks_before = static_cast<int64_t>(unit) * tile.num_blocks() + block - tile.first_block();
     const int64_t index = blocks_before * rows + row;
     return reinterpret_cast<float*>(args_.partials) + tile.partial + index * shape_.partial_stride;
   }
 
-  // True for the last piece of a unit that gets here. Sets the counter back to zero for the next call.
-  bool last_to_finish(const Piece& piece) const {
-    uint8_t* place = args_.partials + static_cast<int64_t>(piece.tile->counter + piece.unit) * kCounterBytes;
+  // True for the last piece of a tile's unit that gets here. Sets the counter back to zero for the next call.
+  bool last_to_finish(const QueryTile& tile, int32_t unit) const {
+    uint8_t* place = args_.partials + static_cast<int64_t>(tile.counter + unit) * kCounterBytes;
     auto* finished = reinterpret_cast<std::atomic<int32_t>*>(place);
-    if (finished->fetch_add(1, std::memory_order_acq_rel) + 1 < piece.tile->pieces) return false;
+    if (finished->fetch_add(1, std::memory_order_acq_rel) + 1 < tile.pieces + tile.shared_pieces) return false;
     finished->store(0, std::memory_order_relaxed);
     return true;
   }
 
   void finish(const Piece& piece) {
     const QueryTile& tile = *piece.tile;
+    if (tile.members)
+      for (int32_t m = 0; m < tile.tokens; ++m) hand_in(piece, plan_.tile_of(tile.members[m]));
+    else if (tile.partial >= 0)
+      hand_in(piece, tile);
+    else
+      write(piece, tile);
+  }
+
+  // A piece of `tile` is done: if none is missing now, folds them all.
+  void hand_in(const Piece& piece, const QueryTile& tile) {
+    if (!last_to_finish(tile, piece.unit)) return;
     const int32_t rows = tile.tokens * piece.heads;
+    clear(rows);
+    for (int32_t r = 0; r < rows; ++r)
+      for (int32_t b = 0; b < tile.num_blocks(); ++b) {
+        const float* partial = partial_row(tile, piece.unit, tile.first_block() + b, r);
+        fold(totals_[r], total_acc_ + r * shape_.dim, {partial[shape_.dim], partial[shape_.dim + 1]}, partial, shape_.dim);
+      }
+    write(piece, tile);
+  }
+
+  // The piece's query heads of a tile, from the totals to the output.
+  void write(const Piece& piece, const QueryTile& tile) {
     const int64_t dim = shape_.dim, head_dim = args_.layer.head_dim;
-    if (tile.pieces > 1) {
-      if (!last_to_finish(piece)) return;
-      for (int32_t r = 0; r < rows; ++r)
-        for (int32_t b = 0; b < tile.num_blocks(); ++b) {
-          const float* partial = partial_row(piece, tile.first_block() + b, r);
-          fold(totals_[r], total_acc_ + r * dim, {partial[dim], partial[dim + 1]}, partial, dim);
-        }
-    }
-    for (int32_t r = 0; r < rows; ++r) {
+    for (int32_t r = 0; r < tile.tokens * piece.heads; ++r) {
       const float inverse = 1.0f / totals_[r].sum;
       float* out = args_.out.row(tile.token + r / piece.heads) + (piece.head + r % piece.heads) * head_dim;
       for (int64_t d = 0; d < head_dim; ++d) out[d] = total_acc_[r * dim + d] * inverse;
@@ -259,6 +285,7 @@ class Attention {
 
   const AttentionArgs& args_;
   const Batch& batch_;
+  Plan& plan_;
   const Shape& shape_;
   const KvLayout at_;
   int32_t distance_;
@@ -278,15 +305,16 @@ template <KvType Type>
 void run(const AttentionArgs& args, const Batch& batch, const Worker& worker) {
   auto* memory = static_cast<uint8_t*>(worker.scratch);
   const size_t workspace = Attention<Type>::workspace_bytes(kv_layout(args.layer).dim);
-  Plan plan(args, batch, worker.count, memory + (workspace + 63) / 64 * 64);
-  Attention<Type>(args, batch, plan.shape(), memory).run(plan, worker);
+  const size_t start = (workspace + 63) / 64 * 64;
+  Plan plan(args, batch, worker.count, memory + start, worker.scratch_bytes - start);
+  Attention<Type>(args, batch, plan, memory).run(worker);
 }
 
 template <KvType Type>
 size_t scratch_bytes(const AttentionArgs& args, int64_t max_tokens, int64_t max_rows) {
   const Shape shape = attention_shape(args);
   return (Attention<Type>::workspace_bytes(shape.dim) + 63) / 64 * 64 +
-         Plan::bytes(max_tokens / shape.tokens_in_tile + max_rows + 1);
+         Plan::bytes(max_tokens / shape.tokens_in_tile + max_rows + max_rows / 2 + 1);
 }
 
 }  // namespace
@@ -308,10 +336,10 @@ size_t attention_scratch_bytes(const AttentionArgs& args, int32_t max_tokens, in
   return 0;
 }
 
-// Room to cut one context of 64k tokens over the workers, which also serves many shorter ones.
-size_t attention_partials_bytes(const AttentionArgs& args, int32_t num_workers) {
-  if (num_workers < 2) return 0;
-  constexpr int64_t kMaxBlocks = 65536 / kBlock;
+// Room for the blocks of 256k tokens of context: of a long one that is cut over the workers, or of many that share a prefix. Its
+// memory is touched only as it is used.
+size_t attention_partials_bytes(const AttentionArgs& args) {
+  constexpr int64_t kMaxBlocks = (256 << 10) / kBlock;
   const Shape shape = attention_shape(args);
   const int64_t rows = static_cast<int64_t>(shape.units) * shape.heads_in_part;
   return static_cast<size_t>(kCounterArea + kMaxBlocks * rows * shape.partial_stride * 4);

@@ -82,7 +82,11 @@ std::string Program::check(const Batch& b) const {
   return bad.empty() ? check_rows(b, limits) : bad;
 }
 
-void Program::run(const Batch& batch) {
+void Program::run(Batch batch) {
+  shared_.find(batch);
+  batch.shared_runs = shared_.runs().data();
+  batch.shared_members = shared_.members().data();
+  batch.num_shared_runs = static_cast<int32_t>(shared_.runs().size());
   active_.clear();
   active_ops_.clear();
   for (int i = 0; i < num_ops(); ++i) {

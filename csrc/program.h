@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "shared_prefix.h"
 #include "threads.h"
 
 namespace sayfa {
@@ -67,8 +68,8 @@ class Program {
   // An empty string, or what is wrong with the batch.
   std::string check(const Batch& batch) const;
 
-  // Runs a checked batch.
-  void run(const Batch& batch);
+  // Runs a checked batch; fills in what its sequences share.
+  void run(Batch batch);
 
   // The last product added, to be told of its successor; null if none.
   LinearArgs* last_linear = nullptr;
@@ -110,6 +111,7 @@ class Program {
   std::vector<int> active_ops_;
   std::vector<int64_t> stamps_;
   std::vector<PagesUser> pages_users_;
+  SharedPrefixes shared_;
   std::vector<std::shared_ptr<void>> owners_;
   bool timing_ = false;
 };

@@ -18,6 +18,16 @@ namespace sayfa {
 
 // ---------------------------------------------------------------------------------------------- one step's input
 
+// Keys whose softmax is computed at once, at absolute positions; page sizes divide it.
+constexpr int32_t kKeyBlock = 256;
+
+// Sequences that read the same pages: of key blocks [block_begin, block_end). Their numbers are `members` entries of
+// Batch::shared_members from `first` on.
+struct SharedRun {
+  int32_t first, members;
+  int32_t block_begin, block_end;
+};
+
 // T tokens of S sequences lie end to end. Pointers belong to the caller and live for the step.
 struct Batch {
   const int32_t* token_ids;    // [T]
@@ -29,6 +39,10 @@ struct Batch {
   const int32_t* logit_rows;   // [L]
   int32_t T, S, P, L;
   int32_t page_size;
+  // What sequences have in common, see shared_prefix.h. Attention may use it; results do not depend on it.
+  const SharedRun* shared_runs = nullptr;  // [num_shared_runs]
+  const int32_t* shared_members = nullptr;
+  int32_t num_shared_runs = 0;
 };
 
 // ---------------------------------------------------------------------------------------------- threads
@@ -148,8 +162,9 @@ struct AttentionArgs {
   int32_t num_heads;
   float scale;
   int32_t window;  // 0 = full
-  // Shared by all workers: partial results of contexts that are split over them. Zeroed once when it is allocated (it
-  // starts with self-resetting counters), 64-byte aligned, one for all layers. null = never split (same bits, less parallel).
+  // Shared by all workers: partial results of contexts that are split over them, or that share a prefix. Zeroed once when it
+  // is allocated (it starts with self-resetting counters), 64-byte aligned, one for all layers. null = never split nor shared
+  // (same bits, slower).
   uint8_t* partials;
   size_t partials_bytes;
 };
@@ -203,7 +218,7 @@ struct OpTable {
   void (*sample)(const SampleArgs&, const Worker&);
   // Sizes the executor must provide. `layer.base`, matrices and pointers of the arguments are not read.
   size_t (*attention_scratch_bytes)(const AttentionArgs&, int32_t max_tokens, int32_t max_rows);  // per worker
-  size_t (*attention_partials_bytes)(const AttentionArgs&, int32_t num_workers);                  // shared, see AttentionArgs
+  size_t (*attention_partials_bytes)(const AttentionArgs&);  // shared, see AttentionArgs
   size_t (*sample_scratch_bytes)(int32_t vocab);                                                 // per worker
   size_t (*kv_page_bytes)(const KvLayer&);  // least page_stride of a layer, a multiple of 64; pages are 64-byte aligned
 };

@@ -77,6 +77,10 @@ def program(isa: str = "", threads: int = 1) -> _native.Program:
     return _native.Program(_native.Pool(threads), isa)
 
 
+COUNTER_INTS = 1024 * 16
+"""The finish counters at the start of attention's partial results: a line of 64 bytes each."""
+
+
 @dataclass
 class Layer:
     """One layer's pages and the way its sequences use them. Pages are poisoned; each sequence's are in random order."""
@@ -104,6 +108,11 @@ class Layer:
     def poison(self) -> None:
         """Fill all pages with bytes that are NaN in every type (int8: the scales are)."""
         self.bytes()[:] = 0xFF
+
+    def share(self, child: int, parent: int, num_tokens: int) -> None:
+        """Let a sequence read the first whole pages of another, up to `num_tokens`."""
+        pages = num_tokens // self.page_size
+        self.tables[child, :pages] = self.tables[parent, :pages]
 
     def bytes(self) -> NDArray[np.uint8]:
         """All page bytes."""
@@ -185,8 +194,16 @@ class AttentionStep:
         block = self._partials
         if block is None or block.bytes <= 64:
             return 0
-        counters = (ctypes.c_int32 * (256 * 16)).from_address(block.address)
-        return int(np.count_nonzero(np.frombuffer(counters, np.int32)))
+        return int(np.count_nonzero(self._partial_ints()[:COUNTER_INTS]))
+
+    def notes_blocks(self) -> bool:
+        """Whether results of single blocks were ever noted: of split or of shared work."""
+        return bool(self._partial_ints()[COUNTER_INTS:].any())
+
+    def _partial_ints(self) -> Ints:
+        assert self._partials is not None
+        ints = (ctypes.c_int32 * (self._partials.bytes // 4)).from_address(self._partials.address)
+        return np.frombuffer(ints, np.int32)
 
     def _step(self, chunks: list[tuple[int, int, int]]) -> tuple[list[Ints], tuple[int, ...]]:
         layer, none = self.layer, np.zeros(0, np.int32)
