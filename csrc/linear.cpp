@@ -120,9 +120,10 @@ Panel panel_at(const LinearArgs& a, int64_t number) {
 }
 
 // What one lane multiplies: some rows by some panels. With enough rows the lanes part them, and each goes through all panels;
-// else lanes with the same rows part the panels.
+// else `sharing` lanes have the same rows and part the panels.
 struct Field {
   Share rows, panels;
+  int64_t sharing;
 };
 
 // Rows from which on a part is worth it. Every part reads all weights and the workers share one memory: the more of them, and
@@ -133,7 +134,7 @@ Field field_of(const LinearArgs& a, int64_t rows, int lane, int lanes) {
   const int64_t parts = std::clamp<int64_t>(rows / part_rows(a.segments[0].format, lanes), 1, lanes);
   const int64_t part = lane * parts / lanes;
   const int64_t first = (part * lanes + parts - 1) / parts, end = ((part + 1) * lanes + parts - 1) / parts;
-  return {{rows * first / lanes, rows * end / lanes}, share_of(a.num_panels, lane - first, end - first)};
+  return {{rows * first / lanes, rows * end / lanes}, share_of(a.num_panels, lane - first, end - first), end - first};
 }
 
 // Where this worker goes on after `number`: the next panel of the field, or its first panel of the next product.
@@ -144,12 +145,12 @@ const uint8_t* start_after(const LinearArgs& a, const Worker& worker, const Shar
   return next.count() > 0 ? panel_at(*a.next, next.first).data() : nullptr;
 }
 
-// In how many pieces the last panel of a share is handed out, so that where one share has a panel more than another nobody
-// waits for a whole panel. A piece has two tiles at least: with fewer, memory is what all wait for.
-int64_t last_pieces(const LinearArgs& a, const Worker& worker, const Share& panels, int64_t rows) {
-  if (a.num_panels % worker.count == 0) return 1;
-  const int64_t tiles = tiles_of(panel_at(a, panels.end - 1).segment->format, rows);
-  return std::clamp<int64_t>(tiles / 2, 1, worker.count);
+// In how many pieces a lane's last panel is handed out, so that where one lane has a panel more than another nobody waits for a
+// whole panel. A piece has two tiles at least: with fewer, memory is what all wait for.
+int64_t last_pieces(const LinearArgs& a, const Field& field, int64_t rows, int workers) {
+  if (a.num_panels % field.sharing == 0) return 1;
+  const int64_t tiles = tiles_of(panel_at(a, field.panels.end - 1).segment->format, rows);
+  return std::clamp<int64_t>(tiles / 2, 1, workers);
 }
 
 // Works off one lane: every panel of its field, for one block of rows after another.
@@ -158,7 +159,7 @@ void work_lane(const LinearArgs& a, const Worker& worker, Visit& visit, const Ro
   const int64_t panels = field.panels.count(), height = field.rows.count();
   if (panels == 0 || height == 0) return;
   const int64_t blocks = (height + a.row_block - 1) / a.row_block, whole = blocks * panels - 1;
-  const int64_t pieces = last_pieces(a, worker, field.panels, height / blocks);
+  const int64_t pieces = last_pieces(a, field, height / blocks, worker.count);
   for (int64_t taken; (taken = visit.take(whole + pieces)) >= 0;) {
     const Piece piece = taken < whole ? Piece{0, 1} : Piece{taken - whole, pieces};
     const int64_t unit = std::min(taken, whole), block = unit / panels, number = field.panels.first + unit % panels;
@@ -174,12 +175,14 @@ void work_lane(const LinearArgs& a, const Worker& worker, Visit& visit, const Ro
 
 void linear(const LinearArgs& a, const Batch& batch, const Worker& worker) {
   const int64_t count = num_rows(a.input.rows, batch);
-  const Share own = field_of(a, count, worker.id, worker.count).panels;
+  const Field own = field_of(a, count, worker.id, worker.count);
   // While a worker prepares its row, memory is idle: have the first lines of its share on their way.
-  if (count <= a.self_prepare_rows && own.first < own.end) fetch_start(panel_at(a, own.first).data());
+  if (count <= a.self_prepare_rows && own.panels.count() > 0) fetch_start(panel_at(a, own.panels.first).data());
   const Rows all = prepared_rows(a, count, worker);
-  if (count > a.self_prepare_rows)
-    for (int64_t i = 0; i < std::min<int64_t>(count * all.stride, 64 << 10); i += 64) __builtin_prefetch(all.data + i, 0, 2);
+  // Rows that others have prepared are asked for at once. Those of another part stay where they are.
+  if (count > a.self_prepare_rows && own.sharing > 1)
+    for (int64_t i = 0; i < std::min<int64_t>(own.rows.count() * all.stride, 64 << 10); i += 64)
+      __builtin_prefetch(all.data + own.rows.first * all.stride + i, 0, 2);
   Visit visit(worker);
   do work_lane(a, worker, visit, all);
   while (visit.next());
