@@ -65,6 +65,8 @@ class ServerMetrics:
         self._children: dict[tuple[str, tuple[tuple[str, str], ...]], Any] = {}
         self._reasons: set[str] = set()
         self._totals: dict[str, int] = {}
+        self._last_step: StepStats | None = None
+        self._new_steps = 0
         for metric in METRICS.values():
             self._families[metric.name] = self._declare(metric)
         self._ttft = self._family("time_to_first_token_seconds")
@@ -94,6 +96,7 @@ class ServerMetrics:
     def render(self) -> bytes:
         """The page in Prometheus' text format."""
         fault("server.metrics.render")
+        self._settle()
         return generate_latest(self._page)
 
     # --------------------------------------------------------------------------------------------- requests
@@ -181,22 +184,29 @@ class ServerMetrics:
 
     @_harmless
     def on_outputs(self, outputs: Outputs) -> None:
-        """Take a step's figures; called for each message of the engine."""
+        """Take a step's figures; called for each message of the engine, so it leaves to `_settle` what can wait."""
         stats = outputs.stats
         if stats is None:
             return
-        self._gauges(stats)
+        self._last_step = stats
+        self._new_steps += 1
         self.prompt_tokens += stats.tokens_prompt
-        self._family("steps").inc()
         self._parts["decide"].observe(stats.decide_s)
         self._parts["compute"].observe(stats.compute_s)
         self._parts["update"].observe(stats.update_s)
         self._family("iteration_tokens_total").observe(stats.tokens_prompt + stats.tokens_decode)
+
+    @_harmless
+    def _settle(self) -> None:
+        """Bring what only the page shows up to the last step: its gauges and what is counted by running totals."""
+        self._family("steps").inc(self._new_steps)
+        self._new_steps = 0
+        stats = self._last_step
+        if stats is None:
+            return
         self._grow("num_preemptions", stats.preemptions)
         self._grow("prefix_cache_queries", stats.prefix_queries)
         self._grow("prefix_cache_hits", stats.prefix_hits)
-
-    def _gauges(self, stats: StepStats) -> None:
         pages = max(1, stats.pages_total)
         self._family("num_requests_running").set(stats.running)
         self._family("num_requests_waiting").set(stats.waiting)
@@ -212,6 +222,8 @@ class ServerMetrics:
     @_harmless
     def engine_ready(self, info: EngineInfo) -> None:
         """An engine said Hello: note its facts, and that a new engine counts from 0."""
+        self._settle()
+        self._last_step = None
         self._page_size = info.memory.page_size
         self._totals.clear()
         facts = {
@@ -230,6 +242,8 @@ class ServerMetrics:
         if restarted:
             self._family("engine_restarts").inc()
         if state in ("dead", "failed"):
+            self._settle()
+            self._last_step = None
             for name in ("num_requests_running", "num_requests_waiting", "num_requests_paused", "waiting_tokens",
                          "kv_cache_usage_perc", "kv_cache_cached_perc", "kv_cache_fragmentation_perc"):  # fmt: skip
                 self._family(name).set(0)
