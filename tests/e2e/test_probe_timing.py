@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -65,6 +66,9 @@ class Caller:
         self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=600)
         self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
 
+    def close(self) -> None:
+        self._connection.close()
+
     def ask(self, prompt: str) -> tuple[float, int]:
         """Seconds until the first token is here, and how many tokens were found in the cache."""
         body = json.dumps({"model": "it", "prompt": prompt, "max_tokens": 1, "temperature": 0})
@@ -98,18 +102,18 @@ def auc(longer: list[float], shorter: list[float]) -> float:
 def measure(url: str, num_pairs: int, seed: int = 0) -> dict[str, list[float]]:
     """Times by kind: "cold", "cross" (what the other caller sent before), "own" (what the caller himself did)."""
     rnd = random.Random(seed)
-    victim, prober = (Caller(url, key) for key in KEYS)
     times: dict[str, list[float]] = {"cold": [], "cross": [], "own": []}
-    for number in range(num_pairs + 10):
-        sent, cold = (" ".join(rnd.choices(WORDS, k=NUM_WORDS)) for _ in range(2))
-        victim.ask(sent)
-        kinds = [("cross", sent), ("cold", cold)]
-        rnd.shuffle(kinds)
-        for kind, prompt in [*kinds, ("own", rnd.choice((sent, cold)))]:
-            took_s, num_cached = prober.ask(prompt)
-            assert (num_cached > 0) == (kind == "own"), f"{num_cached} tokens of a {kind} prompt were cached"
-            if number >= 10:  # the first ones warm the machine up
-                times[kind].append(took_s)
+    with closing(Caller(url, KEYS[0])) as victim, closing(Caller(url, KEYS[1])) as prober:
+        for number in range(num_pairs + 10):
+            sent, cold = (" ".join(rnd.choices(WORDS, k=NUM_WORDS)) for _ in range(2))
+            victim.ask(sent)
+            kinds = [("cross", sent), ("cold", cold)]
+            rnd.shuffle(kinds)
+            for kind, prompt in [*kinds, ("own", rnd.choice((sent, cold)))]:
+                took_s, num_cached = prober.ask(prompt)
+                assert (num_cached > 0) == (kind == "own"), f"{num_cached} tokens of a {kind} prompt were cached"
+                if number >= 10:  # the first ones warm the machine up
+                    times[kind].append(took_s)
     return times
 
 
