@@ -78,6 +78,7 @@ CASES: dict[str, Case] = {
     "T15 9 MB that are no UTF-8": raw(b"\xff" * 9_000_000),
     "T15 half a surrogate": raw(b'{"model": "\\ud800"}'),
     "T15 an open string of 9 MB": raw(b'{"a": "' + b"\\" * 9_000_000),
+    "T15 a string of 9 MB of quotes": raw(b'{"a": [' + b"[]," * 70 + b'"' + b'\\"' * 4_500_000),
     "T15 a million strings": raw(b'{"a": [' + b'"",' * 1_000_000 + b"[" * 70),
     "T15 an array of 4 million": raw(b'{"a": [' + b"1," * 4_000_000 + b"1]"),
     "T16 too large by its length": Case(

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sayfa.base.errors import InvalidRequest
+from sayfa.server import strict_json
 from sayfa.server.strict_json import MAX_CONTAINERS, MAX_DEPTH, MAX_KEYS, MAX_VALUES, parse
 
 leaves = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False)
@@ -72,6 +73,56 @@ def test_a_body_of_10_mib_is_read_or_refused_in_bounded_time() -> None:
         with suppress(InvalidRequest):
             parse(body)
         assert time.process_time() - started < 1.5, body[:20]
+
+
+FILLINGS = {
+    "escaped quotes": rb"\"",
+    "quotes": b'"',
+    "backslashes": b"\\",
+    "both": rb'"\"',
+    "odd": rb'"\\\"',
+    "text": rb"x\"",
+}
+
+
+@pytest.mark.parametrize("end", ["closed", "open"])
+@pytest.mark.parametrize("filling", FILLINGS)
+def test_t15_what_a_string_holds_costs_its_length_and_no_more(filling: str, end: str) -> None:
+    """More brackets than may be deep, so that strings are looked for; 60 KB where the square would be seconds."""
+    inside = FILLINGS[filling] * (60_000 // len(FILLINGS[filling]))
+    body = b'{"a": [' + b"[]," * 70 + b'"' + inside + (b'"]}' if end == "closed" else b"")
+    started = time.process_time()
+    with suppress(InvalidRequest):
+        parse(body)
+    took_s = time.process_time() - started
+    assert took_s < 0.5, f"{took_s:.1f} s of CPU"
+
+
+def outside_strings(body: bytes) -> bytes | None:
+    """What stands outside of strings, byte by byte; None if the last string is never closed."""
+    kept, inside, escaped = bytearray(), False, False
+    for byte in body:
+        if not inside:
+            inside = byte == ord('"')
+            kept += b"" if inside else bytes([byte])
+        elif escaped:
+            escaped = False
+        else:
+            escaped, inside = byte == ord("\\"), byte != ord('"')
+    return None if inside else bytes(kept)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_t15_strings_are_found_whatever_the_windows(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(300):
+        body = bytes(rng.choices(b'"\\a[1', [3, 3, 2, 1, 1], k=rng.randrange(40)))
+        monkeypatch.setattr(strict_json, "WINDOW_BYTES", rng.randrange(2, 12))
+        try:
+            found = b"".join(strict_json._outside_strings(body))
+        except InvalidRequest:
+            found = None
+        assert found == outside_strings(body), body
 
 
 def test_t15_a_wall_of_strings_is_refused_before_it_is_taken_apart() -> None:

@@ -117,7 +117,7 @@ def admit_completion(request: CompletionRequest, figures: Figures, eos_ids: Coll
     _check_cost(params, figures, len(prompts), params.prompt_logprobs)
     for prompt in prompts:
         if isinstance(prompt, str):
-            check_text_bytes(len(prompt.encode()), figures, "prompt")
+            check_text_bytes(_utf8_bytes(prompt), figures, "prompt")
     return params
 
 
@@ -126,7 +126,7 @@ def admit_tokenize(request: TokenizeRequest, figures: Figures) -> None:
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("Send either `prompt` or `messages`.", param="prompt")
     if request.prompt is not None:
-        check_text_bytes(len(request.prompt.encode()), figures, "prompt")
+        check_text_bytes(_utf8_bytes(request.prompt), figures, "prompt")
     elif not request.messages:
         raise InvalidRequest("`messages` is empty; send at least one message.", param="messages")
     else:
@@ -199,13 +199,17 @@ def check_text_bytes(num_bytes: int, figures: Figures, param: str) -> None:
         )  # fmt: skip
 
 
+def _utf8_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
 def _message_bytes(messages: Sequence[Message]) -> int:
     total = 0
     for message in messages:
         if isinstance(message.content, str):
-            total += len(message.content.encode())
+            total += _utf8_bytes(message.content)
         elif message.content is not None:
-            total += sum(len(part.text.encode()) for part in message.content if part.text is not None)
+            total += sum(_utf8_bytes(part.text) for part in message.content if part.text is not None)
         for call in message.tool_calls or ():
             total += len(msgspec.json.encode(call))
     return total

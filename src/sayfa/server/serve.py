@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import stat
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -39,6 +40,8 @@ KEEP_ALIVE_S = 75
 DEAD_PEER_S = 60
 SEND_BUFFER_BYTES = 128 << 10
 """Of each connection; the kernel doubles it."""
+SWITCH_INTERVAL_S = 0.001
+"""How long the loop waits for the interpreter's lock before the thread that reads a long body must let go."""
 
 
 class ManagedClient(EngineClient, Protocol):
@@ -132,6 +135,7 @@ def run(  # noqa: PLR0917 - each is needed once, by one caller
 
     load_text: loads tokenizer and template, in a thread. on_ready: called once, when the first request can be served.
     """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=uvicorn.Config("", loop="auto", log_config=None).get_loop_factory()) as runner:
         serving = serve(sock, client, load_text, options=options, names=names, version=version, on_ready=on_ready)
         return runner.run(serving)

@@ -3,10 +3,13 @@
 Called by `body` only. Refuses (400) what parsers disagree about or what costs more than it looks: nesting deeper than
 64, more than 10,000 keys, 100,000 strings or 1,000,000 values, duplicate keys, number text beyond 64 characters, NaN
 and infinities, invalid UTF-8, lone surrogates. Knows no fields.
+
+What looks at all bytes looks at windows of them: a call into C keeps the interpreter's lock, and other threads wait.
 """
 
 import json
 import re
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any, NoReturn
 
@@ -21,7 +24,14 @@ MAX_STRINGS = 100_000
 MAX_VALUES = 1_000_000
 MAX_NUMBER_CHARS = 64
 
-_STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+WINDOW_BYTES = 64 << 10
+"""A millisecond or less of any of the calls below, two of the slowest."""
+
+_INSIDE = rb'[^"\\]*+(?:\\.[^"\\]*+)*+'
+# Both are linear. A plain search for strings is not: where one is never closed, it starts again at every quote in it.
+_REST_OF_STRING = re.compile(_INSIDE, re.DOTALL)
+_WHOLE_STRINGS = re.compile(rb'(?:[^"]*+"' + _INSIDE + rb'")*+[^"]*+', re.DOTALL)
+_STRINGS = re.compile(rb'"' + _INSIDE + rb'"', re.DOTALL)
 _LONG_NUMBER = b"9" * (MAX_NUMBER_CHARS + 1)
 _NUMBER_CHARS = bytes(ord("9") if chr(byte) in "-+.0123456789eE" else 32 for byte in range(256))
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -39,7 +49,7 @@ class _KeyCounter:
     def __call__(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         self.num_keys += len(pairs)
         if self.num_keys > MAX_KEYS:
-            raise InvalidRequest(f"The body has more than {MAX_KEYS} keys.", code="invalid_json")
+            raise _too_much(f"more than {MAX_KEYS} keys")
         built = dict(pairs)
         if len(built) != len(pairs):
             seen: set[str] = set()
@@ -63,7 +73,7 @@ def parse(body: bytes) -> dict[str, Any]:
     _check_shape(body)
     try:
         value = json.loads(text, object_pairs_hook=_KeyCounter(), parse_constant=_refuse_constant)
-        if "\\u" in text:
+        if _count(body, b"\\u"):
             # The standard parser lets halves of surrogate pairs through; they could not be encoded again.
             msgspec.json.decode(body)
     except json.JSONDecodeError as error:
@@ -80,27 +90,87 @@ def parse(body: bytes) -> dict[str, Any]:
 
 
 def _check_shape(body: bytes) -> None:
-    """Bound depth, containers, strings and number text before anything is built."""
-    if body.count(b'"') - body.count(b'\\"') > 2 * MAX_STRINGS:
-        raise InvalidRequest(f"The body has more than {MAX_STRINGS} strings.", code="invalid_json")
-    opened = body.count(b"[") + body.count(b"{")
-    may_be_long = _has_long_number(body)
-    may_be_many = body.count(b",") >= MAX_VALUES
-    if opened <= MAX_DEPTH and not may_be_long and not may_be_many:
-        return
-    bare = _STRINGS.sub(b"", body)  # costs some 50 bytes for each string
-    if may_be_many and bare.count(b",") >= MAX_VALUES:
-        raise InvalidRequest(f"The body has more than {MAX_VALUES} values.", code="invalid_json")
-    if opened > MAX_DEPTH:
-        brackets = bare.translate(None, _NOT_BRACKETS)
-        if len(brackets) > 2 * MAX_CONTAINERS:
-            raise InvalidRequest(f"The body has more than {MAX_CONTAINERS} lists and objects.", code="invalid_json")
-        if max(accumulate(map(_STEP.__getitem__, brackets)), default=0) > MAX_DEPTH:
+    """Bound depth, containers, strings, keys, values and number text before anything is built."""
+    quotes = _count(body, b'"')
+    if quotes > 2 * MAX_STRINGS and quotes - _count(body, b'\\"') > 2 * MAX_STRINGS:
+        raise _too_much(f"more than {MAX_STRINGS} strings")
+    if body.find(b"\\", body.rfind(b'"') + 1) >= 0:
+        raise _never_closed()
+    # What may stand in strings is counted first, since it is cheap and mostly enough.
+    if (
+        _count(body, b"[") + _count(body, b"{") > MAX_DEPTH
+        or _count(body, b",") >= MAX_VALUES
+        or _count(body, b":") > MAX_KEYS
+        or any(map(_has_long_number, _windows(body, MAX_NUMBER_CHARS)))
+    ):
+        _check_outside_strings(body)
+
+
+def _check_outside_strings(body: bytes) -> None:
+    depth = containers = values = keys = 0
+    before = b""
+    for piece in _outside_strings(body):
+        values += piece.count(b",")
+        if values >= MAX_VALUES:
+            raise _too_much(f"more than {MAX_VALUES} values")
+        keys += piece.count(b":")
+        if keys > MAX_KEYS:
+            raise _too_much(f"more than {MAX_KEYS} keys")
+        brackets = piece.translate(None, _NOT_BRACKETS)
+        containers += len(brackets)
+        if containers > 2 * MAX_CONTAINERS:
+            raise _too_much(f"more than {MAX_CONTAINERS} lists and objects")
+        levels = list(accumulate(map(_STEP.__getitem__, brackets), initial=depth))
+        if max(levels) > MAX_DEPTH:
             raise InvalidRequest(f"The body is nested deeper than {MAX_DEPTH} levels.", code="invalid_json")
-    if may_be_long and _has_long_number(bare):
-        raise InvalidRequest(
-            f"The body holds a number of more than {MAX_NUMBER_CHARS} characters.", code="invalid_json"
-        )
+        depth = levels[-1]
+        before = before[-MAX_NUMBER_CHARS:] + piece
+        if _has_long_number(before):
+            raise _too_much(f"a number of more than {MAX_NUMBER_CHARS} characters")
+
+
+def _too_much(what: str) -> InvalidRequest:
+    return InvalidRequest(f"The body holds {what}.", code="invalid_json")
+
+
+def _never_closed() -> InvalidRequest:
+    sentence = "The body is not valid JSON: a string is never closed, or a backslash stands outside of strings."
+    return InvalidRequest(sentence, code="invalid_json")
+
+
+def _outside_strings(body: bytes) -> Iterator[bytes]:
+    """The pieces of the body that are not in strings. Raises InvalidRequest if the last string is never closed."""
+    pos, inside = 0, False
+    while pos < len(body):
+        end = pos + WINDOW_BYTES
+        if inside:
+            stop = _end_of(_REST_OF_STRING, body, pos, end)
+            inside = body[stop : stop + 1] != b'"'
+            if inside and stop == pos:  # a backslash with nothing behind it
+                break
+            pos = stop if inside else stop + 1
+        else:
+            stop = _end_of(_WHOLE_STRINGS, body, pos, end)
+            yield _STRINGS.sub(b"", body[pos:stop])
+            inside = stop < min(end, len(body))  # there a string begins that goes on behind the window
+            pos = stop + inside
+    if inside:
+        raise _never_closed()
+
+
+def _end_of(pattern: re.Pattern[bytes], body: bytes, pos: int, end: int) -> int:
+    found = pattern.match(body, pos, end)
+    return pos if found is None else found.end()
+
+
+def _windows(body: bytes, overlap: int) -> Iterator[bytes]:
+    """All of the body in windows; each holds the first `overlap` bytes of the next, too."""
+    return (body[pos : pos + WINDOW_BYTES + overlap] for pos in range(0, len(body), WINDOW_BYTES))
+
+
+def _count(body: bytes, what: bytes) -> int:
+    """How often `what` stands there; its places may not overlap."""
+    return sum(window.count(what) for window in _windows(body, len(what) - 1))
 
 
 def _has_long_number(text: bytes) -> bool:
