@@ -81,6 +81,12 @@ CASES: dict[str, Case] = {
     "T15 a string of 9 MB of quotes": raw(b'{"a": [' + b"[]," * 70 + b'"' + b'\\"' * 4_500_000),
     "T15 a million strings": raw(b'{"a": [' + b'"",' * 1_000_000 + b"[" * 70),
     "T15 an array of 4 million": raw(b'{"a": [' + b"1," * 4_000_000 + b"1]"),
+    "T15 300,000 wrong messages": chat(messages=[None] * 300_000),
+    "T15 300,000 wrong parts": chat(messages=[{"role": "user", "content": [None] * 300_000}]),
+    "T15 300,000 wrong stop strings": chat(stop=[1] * 300_000),
+    "T15 300,000 wrong ids": text(allowed_token_ids=[True] * 300_000),
+    "T15 9,990 wrong biases": text(logit_bias={str(index): "x" for index in range(9_990)}),
+    "T15 9,990 wrong template options": chat(chat_template_kwargs={str(index): [] for index in range(9_990)}),
     "T16 too large by its length": Case(
         lambda: request("POST", CHAT, None, content_type="application/json", content_length=str(1 << 40)), (413,)
     ),

@@ -1,8 +1,8 @@
 """Read a request body as JSON, more strictly than the standard library and within bounds.
 
 Called by `body` only. Refuses (400) what parsers disagree about or what costs more than it looks: nesting deeper than
-64, more than 10,000 keys, 100,000 strings or 1,000,000 values, duplicate keys, number text beyond 64 characters, NaN
-and infinities, invalid UTF-8, lone surrogates. Knows no fields.
+64, more than 10,000 keys, 20,000 lists and objects, 100,000 strings or 1,000,000 values, duplicate keys, number text
+beyond 64 characters, NaN and infinities, invalid UTF-8, lone surrogates. Knows no fields.
 
 What looks at all bytes looks at windows of them: a call into C keeps the interpreter's lock, and other threads wait.
 """
@@ -19,7 +19,7 @@ from sayfa.base.errors import InvalidRequest
 
 MAX_DEPTH = 64
 MAX_KEYS = 10_000
-MAX_CONTAINERS = 100_000
+MAX_CONTAINERS = 20_000
 MAX_STRINGS = 100_000
 MAX_VALUES = 1_000_000
 MAX_NUMBER_CHARS = 64

@@ -6,9 +6,10 @@ would change an answer; fields that change nothing here (`store`, `metadata`, â€
 knows no engine.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WrapValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, WrapValidator
+from pydantic_core import CoreSchema
 
 from sayfa.base.errors import InvalidRequest
 
@@ -26,8 +27,19 @@ def _id_keys(value: Any) -> Any:
             raise ValueError("must map token ids (integers as strings) to numbers in [-100, 100]")
         if int(key) in read:
             raise ValueError(f"holds the token id {int(key)} twice")
+        if type(bias) not in (int, float):
+            return {int(key): bias}  # one finding, not one for each
         read[int(key)] = bias
     return read
+
+
+def _plain(value: Any) -> Any:
+    """An object of plain values; of one that holds something else, that alone: one finding, not four for each entry."""
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            if entry is not None and not isinstance(entry, str | int | float):
+                return {key: entry}
+    return value
 
 
 def _prompt(value: Any, _validate: Any) -> Any:
@@ -49,8 +61,26 @@ def _all_are(values: list[Any], kind: type) -> bool:
     return set(map(type, values)) <= {kind}
 
 
+T = TypeVar("T")
+
+
+class _FirstFault:
+    """Ends the reading of a list at its first wrong entry: findings for a million of them cost seconds and a gigabyte.
+
+    pydantic's own `FailFast` cannot be hashed, and so not stand in a union.
+    """
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        if schema["type"] != "list":
+            raise TypeError(f"{source} is no list")
+        return cast(CoreSchema, {**schema, "fail_fast": True})
+
+
+Several = Annotated[list[T], _FirstFault()]
 Prompt = Annotated[str | list[str] | list[int] | list[list[int]], WrapValidator(_prompt)]
 LogitBias = Annotated[dict[int, float] | None, BeforeValidator(_id_keys)]
+TemplateOptions = Annotated[dict[str, str | int | float | bool | None] | None, BeforeValidator(_plain)]
 
 
 class Open(BaseModel):
@@ -87,7 +117,7 @@ class Sampled(Open):
     frequency_penalty: float | None = None
     logit_bias: LogitBias = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Several[str] | None = None
     user: str | None = None
 
     top_k: int | None = None
@@ -95,8 +125,8 @@ class Sampled(Open):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
-    allowed_token_ids: list[int] | None = None
+    stop_token_ids: Several[int] | None = None
+    allowed_token_ids: Several[int] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
@@ -117,9 +147,9 @@ class Message(Open):
     """A message of the conversation so far."""
 
     role: Role
-    content: str | list[ContentPart] | None = None
+    content: str | Several[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Several[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
 
@@ -127,18 +157,18 @@ class Message(Open):
 class ChatRequest(Sampled):
     """POST /v1/chat/completions."""
 
-    messages: list[Message]
+    messages: Several[Message]
     max_completion_tokens: int | None = Field(None, description="Wins over `max_tokens` if both are given.")
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Several[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
-    modalities: list[str] | None = None
+    chat_template_kwargs: TemplateOptions = None
+    modalities: Several[str] | None = None
 
     metadata: Any = None
     store: Any = None
@@ -166,11 +196,11 @@ class TokenizeRequest(Open):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Several[Message] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    chat_template_kwargs: TemplateOptions = None
     return_token_strs: bool | None = None
 
 
@@ -178,7 +208,7 @@ class DetokenizeRequest(Open):
     """POST /detokenize: text of ids."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Several[int]
 
 
 _GRAMMAR_FIELDS = (
