@@ -39,11 +39,13 @@ def request(name, first=7, count=5, n=1):
     return Request(id=name, prompt=[first], params=SamplingParams(max_tokens=count, n=n))
 
 
-async def collect(client, wanted):
-    """Read one answer to its end; per branch the tokens, and the finish reasons."""
+async def collect(client, wanted, begun=None):
+    """Read one answer to its end; per branch the tokens, and the finish reasons. Sets `begun` at its first output."""
     tokens = {}
     finishes = []
     async for output in client.generate(wanted):
+        if begun is not None:
+            begun.set()
         tokens.setdefault(output.branch, []).extend(output.tokens)
         if output.finish:
             finishes.append(output.finish)
@@ -170,8 +172,9 @@ async def test_a_drain_whose_time_is_up_ends_each_stream_with_an_error():
 
 async def test_an_engine_told_to_terminate_drains_and_the_client_starts_another():
     async with running("step-s=0.001") as client:
-        reading = asyncio.ensure_future(collect(client, request("running", count=100)))
-        await until(lambda: client.health().busy)
+        begun = asyncio.Event()
+        reading = asyncio.ensure_future(collect(client, request("running", count=100), begun))
+        await begun.wait()
         pid = client.pid
         os.kill(pid, signal.SIGTERM)
         assert (await reading)[1] == ["length"]

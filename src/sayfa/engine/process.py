@@ -101,8 +101,9 @@ class EngineLoop:
     def turn(self) -> bool:
         """Go round once: messages, then a step if there is work; False when it is time to end."""
         if self._finished():
+            self._take_messages(0.0)  # who sent a request while the end came is told that it was not taken
             return False
-        self._take_messages()
+        self._take_messages(self._wait_s())
         if self._engine.has_work and self._connection.unsent_bytes <= MAX_UNSENT_BYTES:
             self._send(self._engine.step())
         return True
@@ -144,8 +145,8 @@ class EngineLoop:
             return max(0.0, self._drain_until_s - self._clock.monotonic())
         return None
 
-    def _take_messages(self) -> None:
-        for payload in self._connection.receive(self._wait_s()):
+    def _take_messages(self, wait_s: float | None) -> None:
+        for payload in self._connection.receive(wait_s):
             fault("process.decode")
             try:
                 message = decode_to_engine(payload)

@@ -1,0 +1,39 @@
+"""The engine's loop over a connection that is a list."""
+
+import signal
+
+from fakes.fake_engine import make_engine
+from sayfa.base.clock import SystemClock
+from sayfa.base.messages import Add, Refused, Request
+from sayfa.base.sampling_params import SamplingParams
+from sayfa.engine.process import EngineLoop
+from sayfa.wire.codec import decode_from_engine, encode
+
+
+class Line:
+    """What has come and what was sent."""
+
+    unsent_bytes = 0
+
+    def __init__(self) -> None:
+        self.coming: list[bytes] = []
+        self.sent: list[bytes] = []
+
+    def receive(self, wait_s: float | None) -> list[bytes]:
+        come, self.coming = self.coming, []
+        return come
+
+    def send(self, payload: bytes) -> None:
+        self.sent.append(payload)
+
+
+def test_a_request_that_lies_there_when_the_engine_ends_is_told_that_it_was_not_taken() -> None:
+    line = Line()
+    loop = EngineLoop(make_engine(), line, SystemClock())  # type: ignore[arg-type]
+    assert loop.turn()
+    line.coming = [encode(Add(Request(id="late", prompt=[7], params=SamplingParams(max_tokens=5))))]
+    loop.on_signal(signal.SIGTERM, None)
+    assert not loop.turn()
+    [answer] = [decode_from_engine(payload) for payload in line.sent]
+    assert isinstance(answer, Refused)
+    assert (answer.id, answer.kind) == ("late", "draining")
