@@ -126,13 +126,16 @@ async def test_f13_a_hostile_request_is_refused_at_once(server: Server, name: st
 
 
 async def test_f13_hostile_requests_leave_no_memory_behind(server: Server) -> None:
-    """Once every kind has come, another three rounds of all kinds add less than 5 MB."""
-    for number in range(4):
+    """Once every kind has come a few times, another three rounds of all kinds add less than 5 MB.
+
+    The least of three rounds counts: the allocator keeps the memory of a long body for the next one, or does not.
+    """
+    after: list[int] = []
+    for _ in range(9):
         for case in CASES.values():
             await refuse(server, case)
-        if number == 0:
-            before_bytes = server.anon_bytes
-    assert server.anon_bytes - before_bytes < GROWTH_BYTES
+        after.append(server.anon_bytes)
+    assert min(after[6:]) - min(after[3:6]) < GROWTH_BYTES, after
 
 
 async def test_f13_streams_go_on_while_hostile_requests_are_refused(server: Server) -> None:
