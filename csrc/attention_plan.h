@@ -4,6 +4,8 @@
 // batch; none is shared.
 #pragma once
 
+#include <algorithm>
+
 #include "attention_tile.h"
 #include "shares.h"
 #include "sayfa.h"
@@ -79,18 +81,15 @@ class Plan {
     sorted_ = tiles_ + num_tiles_;
   }
 
-  // Makes the items of a lane: of the tiles whose first token is at home there.
+  // Turns to a lane: to the tiles whose first token is at home there. Counts their items; they are sorted when one is asked for,
+  // since at the end every worker looks into every lane and finds most of them empty.
   void enter(int lane) {
-    const Share home = share_of(batch_.T, lane, workers_);
-    int32_t begin = 0, end = 0;
-    for (int32_t i = 0; i < num_tiles_; ++i) begin += tiles_[i].token < home.first, end += tiles_[i].token < home.end;
-    sort(home, begin);
-    cursor_ = begin;
+    home_ = share_of(batch_.T, lane, workers_);
+    sorted_begin_ = first_from(home_.first);
+    for (int32_t i = num_own_; i < num_tiles_; ++i) sorted_begin_ += tiles_[i].token < home_.first;
+    cursor_ = -1;
     num_items_ = 0;
-    for (int32_t i = begin; i < end; ++i) {
-      sorted_[i].first_item = num_items_;
-      num_items_ += num_items_of(sorted_[i]);
-    }
+    for_home([&](const QueryTile& tile) { num_items_ += num_items_of(tile); });
   }
 
   // Of the lane entered last.
@@ -99,6 +98,7 @@ class Plan {
 
   // Items must be asked for in ascending order.
   Piece piece(int64_t item) {
+    if (cursor_ < 0) sort();
     while (item >= sorted_[cursor_].first_item + num_items_of(sorted_[cursor_])) ++cursor_;
     const QueryTile& tile = sorted_[cursor_];
     const int32_t within = static_cast<int32_t>(item - tile.first_item);
@@ -116,20 +116,23 @@ class Plan {
   }
 
   // The tile of a sequence that has one token in the step.
-  QueryTile& tile_of(int32_t sequence) const {
-    int32_t low = 0, high = num_own_ - 1;
-    while (low < high) {
-      const int32_t middle = (low + high) / 2;
-      if (tiles_[middle].sequence < sequence)
-        low = middle + 1;
-      else
-        high = middle;
-    }
-    return tiles_[low];
-  }
+  QueryTile& tile_of(int32_t sequence) const { return tiles_[first_from(batch_.query_start[sequence])]; }
 
  private:
   int64_t num_items_of(const QueryTile& tile) const { return static_cast<int64_t>(shape_.units) * tile.pieces; }
+
+  // The first tile of its own sequence, not shared, that starts at this token or later.
+  int32_t first_from(int64_t token) const {
+    return static_cast<int32_t>(std::lower_bound(tiles_, tiles_ + num_own_, token,
+                                                 [](const QueryTile& tile, int64_t t) { return tile.token < t; }) - tiles_);
+  }
+
+  template <class Call>
+  void for_home(Call call) const {
+    for (int32_t i = first_from(home_.first); i < num_own_ && tiles_[i].token < home_.end; ++i) call(tiles_[i]);
+    for (int32_t i = num_own_; i < num_tiles_; ++i)
+      if (tiles_[i].token >= home_.first && tiles_[i].token < home_.end) call(tiles_[i]);
+  }
 
   void list() {
     for (int32_t s = 0; s < batch_.S; ++s) {
@@ -194,22 +197,25 @@ class Plan {
     }
   }
 
-  // The tiles at home, longest first, by counting sort over 64 classes of cost; equal classes keep their order.
-  void sort(const Share& home, int32_t begin) {
+  // The tiles at home, longest first, by counting sort over 64 classes of cost; equal classes keep their order. Numbers the items.
+  void sort() {
     constexpr int kClasses = 64;
-    const auto inside = [&](const QueryTile& tile) { return tile.token >= home.first && tile.token < home.end; };
     int64_t most = 1;
-    for (int32_t i = 0; i < num_tiles_; ++i)
-      if (inside(tiles_[i]) && tiles_[i].cost() > most) most = tiles_[i].cost();
-    int32_t start[kClasses + 1] = {begin};
+    for_home([&](const QueryTile& tile) { most = tile.cost() > most ? tile.cost() : most; });
+    int32_t start[kClasses + 1] = {sorted_begin_};
     const auto class_of = [&](const QueryTile& tile) {
       return kClasses - 1 - static_cast<int>(tile.cost() * (kClasses - 1) / most);
     };
-    for (int32_t i = 0; i < num_tiles_; ++i)
-      if (inside(tiles_[i])) ++start[class_of(tiles_[i]) + 1];
+    for_home([&](const QueryTile& tile) { ++start[class_of(tile) + 1]; });
     for (int c = 0; c < kClasses; ++c) start[c + 1] += start[c];
-    for (int32_t i = 0; i < num_tiles_; ++i)
-      if (inside(tiles_[i])) sorted_[start[class_of(tiles_[i])]++] = tiles_[i];
+    const int32_t end = start[kClasses];
+    for_home([&](const QueryTile& tile) { sorted_[start[class_of(tile)]++] = tile; });
+    int64_t item = 0;
+    for (int32_t i = sorted_begin_; i < end; ++i) {
+      sorted_[i].first_item = item;
+      item += num_items_of(sorted_[i]);
+    }
+    cursor_ = sorted_begin_;
   }
 
   const AttentionArgs& args_;
@@ -222,7 +228,9 @@ class Plan {
   int32_t num_tiles_ = 0, num_own_ = 0;  // the shared ones come after the others
   int64_t used_ = kCounterArea / 4;      // floats of the partials
   int32_t counters_ = 0;
-  int32_t cursor_ = 0;
+  Share home_{0, 0};
+  int32_t sorted_begin_ = 0;  // of the tiles at home
+  int32_t cursor_ = -1;       // -1: not sorted yet
   int64_t num_items_ = 0;
 };
 
