@@ -221,3 +221,12 @@ class AttentionStep:
 
 def _rows(source: list[Floats], chunks: list[tuple[int, int, int]]) -> Floats:
     return matrix(np.concatenate([source[0][:0], *(source[s][first:end] for s, first, end in chunks)]))
+
+
+def same_bits(got: Floats, want: Floats, what: str) -> None:
+    """Fail unless the numbers have the same bits."""
+    different = np.argwhere(got.view(np.uint32) != want.view(np.uint32))
+    assert len(different) == 0, (
+        f"{what}: {len(different)} numbers differ, first at row {different[0][0]}, column {different[0][1]}: "
+        f"{got[tuple(different[0])]} and {want[tuple(different[0])]}"
+    )

@@ -7,19 +7,11 @@ was split over them, which pages it lies in, nor on what unwritten slots hold.
 import numpy as np
 import pytest
 
-from fakes.native_ops import AttentionStep, Floats, Layer, Sequences
+from fakes.native_ops import AttentionStep, Floats, Layer, Sequences, same_bits
 from sayfa import _native
 
 ISAS = _native.isas()
 KV_TYPES = ["float32", "bfloat16", "int8"]
-
-
-def same_bits(got: Floats, want: Floats, what: str) -> None:
-    different = np.argwhere(got.view(np.uint32) != want.view(np.uint32))
-    assert len(different) == 0, (
-        f"{what}: {len(different)} numbers differ, first at row {different[0][0]}, column {different[0][1]}: "
-        f"{got[tuple(different[0])]} and {want[tuple(different[0])]}"
-    )
 
 
 def random_cuts(rng: np.random.Generator, lengths: list[int]) -> list[list[tuple[int, int, int]]]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fakes.native_ops import AttentionStep, Floats, Ints, Layer, Sequences
+from fakes.native_ops import AttentionStep, Ints, Layer, Sequences, same_bits
 from sayfa import _native
 
 BLOCK = 256
@@ -107,8 +107,3 @@ def test_beside_a_prompt_and_behind_a_window_the_bits_stay(window: int) -> None:
     for chunk, rows in zip(chunks, call(data, chunks), strict=True):
         same_bits(rows, alone(data, [chunk])[0], f"chunk {chunk}")
     assert call.notes_blocks() == (window == 0)
-
-
-def same_bits(got: Floats, want: Floats, what: str) -> None:
-    different = np.argwhere(got.view(np.uint32) != want.view(np.uint32))
-    assert len(different) == 0, f"{what}: {len(different)} of {got.size} numbers differ"
