@@ -57,6 +57,13 @@ struct Pages {
     for (int64_t layer = 0; layer < num_layers; ++layer)
       std::memcpy(page(layer, to), page(layer, from), static_cast<size_t>(page_stride));
   }
+  // `count` pages from `first` on, of one layer; see Block::populate.
+  bool populate(int64_t layer, int64_t first, int64_t count) {
+    if (layer < 0 || layer >= num_layers || first < 0 || count < 0 || first + count > num_pages)
+      throw std::invalid_argument("these pages are not there");
+    const int64_t offset = (layer * num_pages + first) * page_stride;
+    return block.populate(static_cast<size_t>(offset), static_cast<size_t>(count * page_stride));
+  }
   uint8_t* page(int64_t layer, int64_t index) { return block.data() + (layer * num_pages + index) * page_stride; }
 };
 
@@ -84,8 +91,10 @@ void bind_memory(nb::module_& m) {
   nb::class_<Pages>(m, "Pages")
       .def(nb::init<int64_t, int64_t, int64_t>())
       .def("copy", &Pages::copy)
+      .def("populate", &Pages::populate, nb::call_guard<nb::gil_scoped_release>())
       .def("fill", [](Pages& p, int byte) { std::memset(p.block.data(), byte, p.block.bytes()); })
       .def_prop_ro("address", [](const Pages& p) { return reinterpret_cast<Address>(p.block.data()); })
+      .def_ro("num_pages", &Pages::num_pages)
       .def_prop_ro("bytes", [](const Pages& p) { return p.block.bytes(); });
   // Made apart: Python would place it at a 16-byte address, and its words are meant to have cache lines of their own.
   nb::class_<Pool>(m, "Pool")

@@ -1,14 +1,22 @@
 #include "memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <new>
 
 namespace sayfa {
 
 namespace {
 constexpr size_t kHuge = size_t{2} << 20;
-}
+
+#ifdef MADV_POPULATE_WRITE
+constexpr int kPopulate = MADV_POPULATE_WRITE;
+#else
+constexpr int kPopulate = 23;  // the kernel may know what these headers do not
+#endif
+}  // namespace
 
 Block::Block(size_t bytes) : bytes_(bytes) {
   if (bytes == 0) bytes = 64;
@@ -26,6 +34,17 @@ Block::Block(size_t bytes) : bytes_(bytes) {
 #ifdef MADV_HUGEPAGE
   if (huge) madvise(data_, (bytes + kHuge - 1) & ~(kHuge - 1), MADV_HUGEPAGE);
 #endif
+}
+
+bool Block::populate(size_t offset, size_t bytes) const {
+  if (offset > bytes_ || bytes > bytes_ - offset) return false;
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto first = reinterpret_cast<uintptr_t>(data_ + offset) & ~(page - 1);
+  const size_t length = reinterpret_cast<uintptr_t>(data_ + offset + bytes) - first;
+  int failed;
+  do failed = madvise(reinterpret_cast<void*>(first), length, kPopulate);
+  while (failed && errno == EINTR);
+  return !failed;
 }
 
 Block::~Block() {

@@ -16,6 +16,10 @@ class Block {
   uint8_t* data() const { return data_; }
   size_t bytes() const { return bytes_; }
 
+  // Has the system put memory behind these bytes now, in place of at their first use; what is there stays. False where
+  // it cannot (before Linux 5.14) or has none to give.
+  bool populate(size_t offset, size_t bytes) const;
+
  private:
   uint8_t* data_ = nullptr;
   size_t bytes_ = 0;

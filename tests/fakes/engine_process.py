@@ -108,6 +108,9 @@ class CountingEngine:
     def reset_cache(self) -> None:
         pass
 
+    def idle(self) -> bool:
+        return False
+
     def describe(self) -> str:
         return f"{len(self._rows)} rows are open"
 

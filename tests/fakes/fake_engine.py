@@ -1,6 +1,7 @@
 """A whole engine without a model: the real scheduler and page pool over a FakeRunner. Starts in milliseconds."""
 
 import random
+from collections.abc import Iterable
 from typing import Any
 
 from fakes.client import make_info
@@ -24,6 +25,7 @@ def make_engine(
     seed: int = 0,
     wrap: Any = lambda runner: runner,
     policy: Policy | None = None,
+    idle_work: Iterable[None] = (),
     **limits: Any,
 ) -> Engine:
     """Build it. wrap: puts something around the runner. limits: fields of `Limits`."""
@@ -32,4 +34,4 @@ def make_engine(
     scheduler = Scheduler(Limits(**numbers), policy or PriorityPolicy(), cache)
     info = make_info(vocab_size=1000, max_model_len=numbers["max_model_len"], max_num_seqs=numbers["max_num_seqs"])
     runner = wrap(FakeRunner(PAGE_SIZE, num_pages, rule=rule))
-    return Engine(scheduler, runner, info, clock or SystemClock(), random.Random(seed))
+    return Engine(scheduler, runner, info, clock or SystemClock(), random.Random(seed), idle_work=idle_work)

@@ -119,7 +119,7 @@ def build_engine(
     )
     scheduler = make_scheduler(config.scheduler, config.cache, memory.num_pages, max_model_len, digest)
     seeds = random.Random(config.model.seed)
-    return Engine(scheduler, runner, info, clock, seeds)
+    return Engine(scheduler, runner, info, clock, seeds, idle_work=chosen.executor.populate_pages())
 
 
 def _choose_executor(config: EngineConfig, program: Program, threads: int) -> Chosen:

@@ -6,6 +6,7 @@ runner's.
 """
 
 import random
+from collections.abc import Iterable
 
 import msgspec
 
@@ -26,17 +27,25 @@ slowly."""
 class Engine:
     """One model, one scheduler, one runner.
 
-    seeds: where the noise keys of requests without a seed come from.
+    seeds: where the noise keys of requests without a seed come from. idle_work: done a piece at a time by `idle`.
     """
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, info: EngineInfo, clock: Clock, seeds: random.Random
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        info: EngineInfo,
+        clock: Clock,
+        seeds: random.Random,
+        *,
+        idle_work: Iterable[None] = (),
     ) -> None:
         self.info = info
         self._scheduler = scheduler
         self._runner = GuardedRunner(runner)
         self._clock = clock
         self._seeds = seeds
+        self._idle_work = iter(idle_work)
         self._estimate = QueueEstimate(random.Random(seeds.random()))
         self._num_steps = 0
         self._progress_s = clock.monotonic()
@@ -116,6 +125,12 @@ class Engine:
             )
             self._scheduler.abort(request_id, now_s)
         return Outputs(outputs=outputs)
+
+    def idle(self) -> bool:
+        """Use a moment without work for what makes later steps faster; False when nothing of it is left."""
+        for _ in self._idle_work:
+            return True
+        return False
 
     def reset_cache(self) -> None:
         """Forget all cached pages that no running sequence holds."""

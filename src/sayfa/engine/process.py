@@ -76,6 +76,7 @@ class ServingEngine(Protocol):
     def step(self) -> Outputs: ...
     def refuse_waiting(self) -> list[Refused]: ...
     def end_all(self, reason: str) -> Outputs: ...
+    def idle(self) -> bool: ...
     def reset_cache(self) -> None: ...
     def pong(self, number: int) -> Pong: ...
     def describe(self) -> str: ...
@@ -91,6 +92,7 @@ class EngineLoop:
         self._clock = clock
         self._drain_until_s: float | None = None
         self._signals = 0
+        self._may_idle = True
 
     def run(self) -> None:
         """Serve until drained. Raises DisconnectedError when the parent is gone."""
@@ -99,14 +101,19 @@ class EngineLoop:
         self._connection.flush(1.0)
 
     def turn(self) -> bool:
-        """Go round once: messages, then a step if there is work; False when it is time to end."""
+        """Go round once: messages, then a step if there is work, or some idle work; False when it is time to end."""
         if self._finished():
             self._take_messages(0.0)  # who sent a request while the end came is told that it was not taken
             return False
         self._take_messages(self._wait_s())
-        if self._engine.has_work and self._connection.unsent_bytes <= MAX_UNSENT_BYTES:
+        if self._can_step():
             self._send(self._engine.step())
+        elif self._may_idle:
+            self._may_idle = self._engine.idle()
         return True
+
+    def _can_step(self) -> bool:
+        return self._engine.has_work and self._connection.unsent_bytes <= MAX_UNSENT_BYTES
 
     def on_signal(self, number: int, frame: Any) -> None:
         """Handle SIGTERM: the first drains, the second ends what runs at once. Only notes it; the loop acts."""
@@ -138,8 +145,8 @@ class EngineLoop:
             self._send(refused)
 
     def _wait_s(self) -> float | None:
-        """Say how long `receive` may wait: not at all with work, until the drain's end, or for ever."""
-        if self._engine.has_work and self._connection.unsent_bytes <= MAX_UNSENT_BYTES:
+        """Say how long `receive` may wait: not at all with work of any kind, until the drain's end, or for ever."""
+        if self._can_step() or self._may_idle:
             return 0.0
         if self._drain_until_s is not None:
             return max(0.0, self._drain_until_s - self._clock.monotonic())

@@ -18,8 +18,10 @@ class Line:
     def __init__(self) -> None:
         self.coming: list[bytes] = []
         self.sent: list[bytes] = []
+        self.waits: list[float | None] = []
 
     def receive(self, wait_s: float | None) -> list[bytes]:
+        self.waits.append(wait_s)
         come, self.coming = self.coming, []
         return come
 
@@ -37,3 +39,19 @@ def test_a_request_that_lies_there_when_the_engine_ends_is_told_that_it_was_not_
     [answer] = [decode_from_engine(payload) for payload in line.sent]
     assert isinstance(answer, Refused)
     assert (answer.id, answer.kind) == ("late", "draining")
+
+
+def test_idle_work_is_done_without_work_only_a_piece_between_two_looks_at_what_came() -> None:
+    done = []
+    line = Line()
+    loop = EngineLoop(make_engine(idle_work=(done.append(n) for n in range(3))), line, SystemClock())  # type: ignore[arg-type]
+    loop.turn()
+    assert done == [0]
+    line.coming = [encode(Add(Request(id="first", prompt=[7], params=SamplingParams(max_tokens=3, ignore_eos=True))))]
+    for _ in range(3):
+        loop.turn()
+    assert done == [0], "a request waits for no idle work"
+    while line.waits[-1] is not None:
+        loop.turn()
+    assert done == [0, 1, 2]
+    assert len(line.waits) < 15, "it waits for what comes as soon as nothing is left to do"

@@ -3,6 +3,7 @@
 `runner.model_runner` makes one executor and calls it once a step; it does not know which one it has.
 """
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -34,6 +35,10 @@ class Executor(Protocol):
 
     def allocate_pages(self, num_pages: int) -> None:
         """Make the page tensors; page 0 is reserved (never handed out by the pool)."""
+        ...
+
+    def populate_pages(self) -> Iterator[None]:
+        """Have the system give memory to the pages that are used first, a piece of milliseconds for each item."""
         ...
 
     def copy_pages(self, copies: list[tuple[int, int]]) -> None:

@@ -5,6 +5,7 @@ Everything is checked here or in the library's own `check` before an address is 
 shape would be a crash. Weights are packed once, straight from the memory map, and the map's pages are then given back.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,8 @@ _EPILOGUE_ACT = {"silu": 2, "gelu_tanh": 3}
 _PAGE_SIZES = (16, 32, 64)
 _MAX_HEAD_DIM = 256
 _MAX_INT32 = 2**31 - 1
+_POPULATED_BYTES = 512 << 20  # all could be most of the machine's memory, which others may use until we do
+_PIECE_BYTES = 2 << 20  # a huge page: 4 ms where the system takes memory from its host first
 
 _KINDS: dict[type[Op], str] = {
     Embed: "embed", RmsNorm: "rms_norm", HeadNorm: "head_norm", Rope: "rope", KvWrite: "kv_write",
@@ -168,6 +171,17 @@ class NativeExecutor:
             total = num_pages * self.bytes_per_page / 2**20
             raise ModelError(f"{num_pages} pages need {total:.0f} MiB, which the system refuses; lower them") from None
         self._native.set_pages(self._pages)
+
+    def populate_pages(self) -> Iterator[None]:
+        """Ask for memory in the order in which an empty pool hands pages out; end early if the system has none."""
+        num_layers = self._program.kv.num_layers
+        step = max(1, _PIECE_BYTES // self._page_bytes)
+        stop = min(self._pages.num_pages, _POPULATED_BYTES // self.bytes_per_page)
+        for first in range(0, stop, step):
+            for layer in range(num_layers):
+                if not self._pages.populate(layer, first, min(step, stop - first)):
+                    return
+                yield
 
     def copy_pages(self, copies: list[tuple[int, int]]) -> None:
         """Copy whole pages (source, destination) in all layers, in order."""

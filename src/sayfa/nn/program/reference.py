@@ -11,7 +11,7 @@ Law: the bits of a row do not depend on its neighbours, nor on how a prompt was 
   3. attention is computed for one query token at a time, in a shape that follows from its position alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import numpy as np
@@ -111,6 +111,10 @@ class ReferenceExecutor:
         kv = self._program.kv
         shape = (kv.num_layers, 2, num_pages, self._page_size, kv.num_kv_heads, kv.head_dim)
         self._pages = torch.empty(shape, dtype=self._kv_dtype)
+
+    def populate_pages(self) -> Iterator[None]:
+        """Nothing: the reference is slow for other reasons."""
+        return iter(())
 
     def copy_pages(self, copies: list[tuple[int, int]]) -> None:
         """Copy whole pages (source, destination) in all layers, in order."""
