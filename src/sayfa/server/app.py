@@ -90,6 +90,7 @@ def create_app(
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
             context.pool.shutdown(wait=False)
+            context.reader.shutdown(wait=False)
 
     app = FastAPI(
         title="Sayfa", version=version, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None,

@@ -5,6 +5,7 @@ Called by every POST handler. A validation error becomes one sentence that names
 
 import asyncio
 import logging
+from concurrent.futures import Executor
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -57,8 +58,8 @@ _BOUND_PHRASES = {
 }
 
 
-async def read_model(request: Request, model: type[Model], max_bytes: int) -> Model:
-    """Read the body and validate it as `model`.
+async def read_model(request: Request, model: type[Model], max_bytes: int, reader: Executor) -> Model:
+    """Read the body and validate it as `model`; a long one is parsed by `reader`, while others are served.
 
     Raises InvalidRequest (400), TooLarge (413), StatusError (408, 415).
     """
@@ -66,7 +67,7 @@ async def read_model(request: Request, model: type[Model], max_bytes: int) -> Mo
     body = await read_bytes(request, max_bytes)
     fault("server.body.parse")
     if len(body) > INLINE_PARSE_BYTES:
-        value = await asyncio.to_thread(strict_json.parse, body)
+        value = await asyncio.get_running_loop().run_in_executor(reader, strict_json.parse, body)
     else:
         value = strict_json.parse(body)
     fault("server.body.validate")

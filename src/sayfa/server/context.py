@@ -87,6 +87,8 @@ class ServerContext:
         self.streams: set[EventStream] = set()
         # Tokenizing long texts would hold up every stream; two threads, since the engine needs the cores.
         self.pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="text")
+        # Long bodies are parsed by one: each thread would keep the memory of its longest, and all wait for one lock.
+        self.reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="body")
         self._fingerprint: tuple[str, str] | None = None
 
     def new_id(self, prefix: str) -> str:

@@ -36,7 +36,7 @@ async def generation(
     record = Record(context.metrics, context.clock, request.scope["path"], tenant, context.options.log_requests)
     request.scope["sayfa.record"] = record
     try:
-        body = await read_model(request, model, context.options.max_body_bytes)
+        body = await read_model(request, model, context.options.max_body_bytes, context.reader)
         return await while_connected(request, work(request, body, record))
     except ClientDisconnect:
         raise  # the edge closes the books as abandoned

@@ -16,6 +16,7 @@ CHANGED = {"model": "other", "architecture": "qwen3", "dtype": "bfloat16", "kv_d
 def fingerprint(version: str = "1", **changes: object) -> str:
     context = ServerContext(FakeEngineClient(), None, ServerOptions(), ["tiny"], version)
     context.pool.shutdown()
+    context.reader.shutdown()
     context.fingerprint(make_info())  # an engine that was there before leaves nothing behind
     return context.fingerprint(make_info(**changes))
 

@@ -22,7 +22,7 @@ def _figures(context: ServerContext) -> limits.Figures:
 async def tokenize(request: Request) -> Response:
     """Ids of a prompt, or of messages after the chat template."""
     context = context_of(request)
-    body = await read_model(request, TokenizeRequest, context.options.max_body_bytes)
+    body = await read_model(request, TokenizeRequest, context.options.max_body_bytes, context.reader)
     if body.model is not None:
         context.check_model(body.model)
     figures = _figures(context)
@@ -45,7 +45,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """Text of ids, control tokens included."""
     context = context_of(request)
-    body = await read_model(request, DetokenizeRequest, context.options.max_body_bytes)
+    body = await read_model(request, DetokenizeRequest, context.options.max_body_bytes, context.reader)
     if body.model is not None:
         context.check_model(body.model)
     limits.admit_detokenize(body, _figures(context))
