@@ -99,6 +99,13 @@ MUTANTS = (
            "keep = len(text)", _PARSER.format("detokenizer"), "assert whole"),
     Mutant("an event ends with one line end", "server/openai/chunks.py", 'self._end = b"]}\\n\\n"',
            'self._end = b"]}\\n"', _PARSER.format("events"), "the stream ends inside an event"),
+    Mutant("ids may be left out without end", "text/hf_tokenizer.py", ">= len(vocab) + MAX_UNUSED_IDS", ">= 1 << 40",
+           "unit/text/test_tokenizer_files.py::test_a_vocabulary_may_leave_out_so_many_ids_and_no_more",
+           "DID NOT RAISE"),
+    Mutant("what the tokenizer's library raises passes on", "text/plain_text.py",
+           "return type(error) is Exception or type", "return type",
+           "unit/text/test_tokenizer_files.py::test_an_unknown_token_that_the_vocabulary_lacks_is_told_when_needed",
+           "Exception: Unk token"),
     # bodies, and what they may ask for
     Mutant("half surrogates pass", "server/strict_json.py", "msgspec.json.decode(body)", "pass",
            _PARSER.format("json-body"), "surrogates not allowed"),

@@ -13,10 +13,13 @@ from tokenizers import AddedToken, Tokenizer
 from sayfa.base.errors import ModelError
 from sayfa.base.json_file import read_json_object
 from sayfa.text.facts import TokenizerFacts
+from sayfa.text.plain_text import is_library_failure
 
 MAX_TOKENIZER_BYTES = 128 << 20
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_TOKENS = 4_000_000
+MAX_UNUSED_IDS = 100_000
+"""Ids below the highest that no token has; each costs memory all the same, and a file of some KB could name any."""
 _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -58,8 +61,7 @@ def _read_backend(folder: Path) -> Tokenizer:
         # The library's parser bounds the depth itself (128 levels); a second parse would double the time of a start.
         backend = Tokenizer.from_file(str(path))
     except BaseException as error:
-        # The library raises plain Exception for what it does not understand, and its panics are BaseException.
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+        if isinstance(error, Exception) or is_library_failure(error):
             raise ModelError("tokenizer.json: is damaged, or written for a newer version of `tokenizers`.") from None
         raise
     backend.no_truncation()
@@ -113,6 +115,11 @@ def _tokens(backend: Tokenizer, num_rows: int) -> tuple[str, ...]:
     vocab = backend.get_vocab(with_added_tokens=True)
     if not vocab or max(vocab.values()) > MAX_TOKENS:
         raise ModelError(f"tokenizer.json: its vocabulary is empty or holds ids above {MAX_TOKENS:,}.")
+    if max(vocab.values()) >= len(vocab) + MAX_UNUSED_IDS:
+        raise ModelError(
+            f"tokenizer.json: its {len(vocab):,} tokens have ids up to {max(vocab.values()):,}; at most "
+            f"{MAX_UNUSED_IDS:,} ids may be left out."
+        )
     tokens = [""] * max(max(vocab.values()) + 1, num_rows)
     for text, index in vocab.items():
         tokens[index] = text
@@ -121,8 +128,13 @@ def _tokens(backend: Tokenizer, num_rows: int) -> tuple[str, ...]:
 
 def _around(backend: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Find what tokenizer.json puts before and after a text."""
-    plain = backend.encode("a", add_special_tokens=False).ids
-    full = backend.encode("a", add_special_tokens=True).ids
+    try:
+        plain = backend.encode("a", add_special_tokens=False).ids
+        full = backend.encode("a", add_special_tokens=True).ids
+    except BaseException as error:
+        if is_library_failure(error):
+            raise ModelError("tokenizer.json: its rules cannot encode a letter; the file is damaged.") from None
+        raise
     for start in range(len(full) - len(plain) + 1):
         if full[start : start + len(plain)] == plain:
             return tuple(full[:start]), tuple(full[start + len(plain) :])

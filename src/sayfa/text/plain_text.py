@@ -75,10 +75,15 @@ class PlainEncoder:
         return ids
 
 
+def is_library_failure(error: BaseException) -> bool:
+    """Tell whether the library itself gave up: it raises plain Exception, and its panics are no Exception at all."""
+    return type(error) is Exception or type(error).__name__ == "PanicException"
+
+
 def encode_ids(backend: Tokenizer, text: str) -> list[int]:
     """Encode without anything put around.
 
-    Raises InvalidRequest for a text that is no valid Unicode (a lone surrogate), and where the library panics, as it
+    Raises InvalidRequest for a text that is no valid Unicode (a lone surrogate), and where the library fails, as it
     does on some damaged vocabularies: that is the end of one request.
     """
     fault("text.encode")
@@ -92,7 +97,7 @@ def encode_ids(backend: Tokenizer, text: str) -> list[int]:
             "The text holds a lone surrogate, which is no valid Unicode; send whole characters.", code="invalid_unicode"
         ) from None
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # the library's panics are no Exception
+        if not is_library_failure(error):
             raise
         raise InvalidRequest(
             "This model's tokenizer cannot encode the text; its files are damaged.", code="tokenizer_failed"

@@ -137,6 +137,20 @@ def test_a_vocabulary_with_ids_beyond_the_limit_is_refused(tmp_path: Path, monke
         load_tokenizer(save_folder(tmp_path, byte_level()))
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_vocabulary_may_leave_out_so_many_ids_and_no_more(tmp_path: Path, more: int) -> None:
+    """T07: a file of some KB names an id of millions, and a list of all below it is made."""
+    highest = 2 + hf_tokenizer.MAX_UNUSED_IDS + more
+    backend = Backend(models.BPE({"a": 0, "b": 1, "c": highest}, []))
+    backend.decoder = decoders.ByteLevel()
+    folder = save_folder(tmp_path, backend)
+    if more:
+        with pytest.raises(ModelError, match=r"3 tokens have ids up to 100,003; at most 100,000"):
+            load_tokenizer(folder)
+    else:
+        assert load_tokenizer(folder).encode_text("cab") == [highest, 0, 1]
+
+
 def test_a_decoder_that_we_do_not_know_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     backend = byte_level()
     backend.decoder = decoders.WordPiece()
@@ -198,6 +212,23 @@ def test_a_damaged_template_file_is_refused_by_name(tmp_path: Path, data: bytes,
 def test_end_tokens_are_ids_of_the_vocabulary(tmp_path: Path, ends: Any) -> None:
     with pytest.raises(ModelError, match=r"generation_config\.json: `eos_token_id`"):
         load_tokenizer(save_folder(tmp_path, byte_level(), generation_config_json={"eos_token_id": ends}))
+
+
+@pytest.mark.parametrize("lacks_letter", [False, True])
+def test_an_unknown_token_that_the_vocabulary_lacks_is_told_when_needed(tmp_path: Path, lacks_letter: bool) -> None:
+    """Many files name one that is never needed, so they load. The library raises plain Exception where it is."""
+    letters = "xyz" if lacks_letter else "axyz"
+    backend = Backend(models.BPE({letter: index for index, letter in enumerate(letters)}, [], unk_token="<none>"))
+    backend.decoder = decoders.ByteLevel()
+    folder = save_folder(tmp_path, backend)
+    if lacks_letter:
+        with pytest.raises(ModelError, match=r"tokenizer\.json: its rules cannot encode a letter"):
+            load_tokenizer(folder)
+        return
+    ours = load_tokenizer(folder)
+    assert ours.encode_text("axyz") == [0, 1, 2, 3]
+    with pytest.raises(InvalidRequest, match="files are damaged"):
+        ours.encode_text("axyz?")
 
 
 # ----------------------------------------------------------------------------------------- plain text
