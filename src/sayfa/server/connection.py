@@ -9,6 +9,7 @@ import asyncio
 import re
 from typing import Any
 
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from sayfa.base.errors import RequestError
@@ -41,7 +42,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._header_bytes = 0
+        self._header_bytes = self._num_fields = 0
         self._refusal: RequestError | None = None
         self._header_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
@@ -86,10 +87,11 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.transport.close()
         if self._refusal is not None or self.transport.is_closing():
             return
-        if not self._in_body and b"pgrade:" in data:
-            # Clients that offer HTTP/2 with each request want its answer; the parser would drop the body.
+        if not self._in_body:
+            # Clients that offer HTTP/2 with each request want its answer; the parser would drop the body. What is not
+            # found here, since it came in pieces or behind another request, is refused in `on_headers_complete`.
             head, blank, rest = data.partition(b"\r\n\r\n")
-            data = _UPGRADE.sub(b"\r\nx-upgrade:", head) + blank + rest
+            data = _UPGRADE.sub(b"\r\nx-upgrade:", head) + blank + rest if _UPGRADE.search(head) else data
         self._silent_bytes += len(data)
         if self._header_timer is None and not self._in_body and not self._is_busy:
             self._arm()  # whatever comes ends the keep-alive time, also an empty line, which begins no request
@@ -107,7 +109,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._silent_bytes = 0
-        self._header_bytes = 0
+        self._header_bytes = self._num_fields = 0
         self._arm()
 
     def on_url(self, url: bytes) -> None:
@@ -118,19 +120,25 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._refusal is not None:
             return  # the rest of what was read is parsed all the same; it shall cost nothing
-        super().on_header(name, value)
+        if not self._in_body:  # what stands behind a body is no header (RFC 9110, 6.5.1): no proxy looked at it as one
+            super().on_header(name, value)
         self._silent_bytes = 0
         self._header_bytes += len(name) + len(value)
-        if self._header_bytes > MAX_HEADER_BYTES or len(self.headers) > MAX_HEADERS:
+        self._num_fields += 1
+        if self._header_bytes > MAX_HEADER_BYTES or self._num_fields > MAX_HEADERS:
             self._refuse(StatusError(431))
 
     def on_headers_complete(self) -> None:
         self._disarm()
         self._silent_bytes = self._num_pieces = 0
-        self._in_body = True
         if self._refusal is None and self._is_doubtful():
             self._refuse(StatusError(400, "This is not valid HTTP/1.1.", code="malformed_http"))
+        if self._refusal is None and self.parser.should_upgrade():
+            # The parser would take the body for the next request.
+            message = "Other protocols are not served; send the request without its `Upgrade` field."
+            self._refuse(StatusError(400, message, code="upgrade_not_served"))
         if self._refusal is None:
+            self._in_body = True
             super().on_headers_complete()
 
     def _is_doubtful(self) -> bool:
@@ -172,7 +180,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         cycle.scope["sayfa.hang_up"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, app if cycle.scope["http_version"] != "1.0" else _unframed(app, cycle))
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing: the request was refused."""
 
     # ------------------------------------------------------------------------------------------ refusals
 
@@ -200,13 +211,17 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse(self, error: RequestError, *, linger: bool = False) -> None:
         """Answer with an error and close. linger: only when the client has read it, or after LINGER_S.
 
-        To close while something comes makes the kernel take the answer back.
+        To close while something comes makes the kernel take the answer back. Requests that came whole before this one
+        are answered, and the last of their answers closes.
         """
         if self._refusal is not None:
             return
         self._refusal = error
         self._disarm()
         self.gate.on_refused(error.code or "other")
+        if self._running is not None and self._is_busy and not self._in_body:
+            (self.pipeline[0][0] if self.pipeline else self._running).keep_alive = False
+            return
         answer = to_answer(error, "-")
         body = body_bytes(answer)
         lines = [b"HTTP/1.1 %d %b" % (answer.status, _PHRASES.get(answer.status, b"Error"))]
@@ -234,6 +249,26 @@ class BoundedProtocol(HttpToolsProtocol):
         limit = HEADER_TIME_LIMIT_S
         message = f"The request's headers did not arrive within {limit:.0f} seconds."
         self._refuse(StatusError(408, message, code="request_timeout"))
+
+
+def _unframed(app: Any, cycle: RequestResponseCycle) -> Any:
+    """Answer without chunks, which HTTP/1.0 does not know (RFC 9112, 6.1): the end is that of the connection."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        has_length = True
+
+        async def send_plain(message: Message) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
+                cycle.chunked_encoding = None if has_length else False
+            elif not has_length:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_plain)
+
+    return answer
 
 
 def behind(gate: Gate) -> type[BoundedProtocol]:
