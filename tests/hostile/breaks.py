@@ -118,6 +118,13 @@ MUTANTS = (
            """in [re.sub(rb'"[^"\\\\]*+(?:\\\\.[^"\\\\]*+)*+"', b"", body, flags=re.DOTALL)]:""",
            "http/test_strict_json.py::test_t15_what_a_string_holds_costs_its_length_and_no_more[escaped quotes-open]",
            r"s of CPU"),
+    Mutant("what stands beside `content` counts for nothing", "server/limits.py",
+           "[message.content, message.refusal, message.name, ", "[message.content, ",
+           _REFUSE.format("T14 1 MB of refusal"), r"\d+ ms of CPU"),
+    Mutant("each control token copies the rest of the text", "text/plain_text.py",
+           "while token.rstrip and text[at : at + 1].isspace():", "while token.rstrip and text[at:][:1].isspace():",
+           "unit/text/test_tokenizer_files.py::"
+           "test_control_tokens_that_take_the_space_behind_cost_no_more_in_a_longer_text", r"s of CPU"),
     Mutant("every wrong entry of a list is told", "server/openai/protocol.py", '"fail_fast": True',
            '"fail_fast": False', _REFUSE.format("T15 60,000 wrong messages"), r"\d+ ms of CPU"),
     Mutant("depth has no limit", "server/strict_json.py", "    _check_shape(body)\n", "", _WORDS.format("json-body"),

@@ -1,5 +1,6 @@
 """Laws of messages: what reaches the template, and what never fails a turn. B041, B043, B045."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -114,3 +115,54 @@ async def test_tokenize_and_detokenize_are_inverse() -> None:
         assert (await client.post("/tokenize", json={"prompt": "a", "messages": []})).status_code == 400
         assert (await client.post("/tokenize", json={})).status_code == 400
         assert (await client.post("/tokenize", json={"prompt": "a", "model": "x"})).status_code == 404
+
+
+def _beside(**fields: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": "a"}, {"role": "assistant", **fields}, {"role": "user", "content": "b"}]
+
+
+def _called(name: str, arguments: str) -> dict[str, Any]:
+    return {"tool_calls": [{"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}]}
+
+
+LONG = "a b " * 1250
+PLACES: dict[str, list[dict[str, Any]]] = {
+    "content": [{"role": "user", "content": LONG}],
+    "parts": [{"role": "user", "content": [{"type": "text", "text": LONG}]}],
+    "refusal": _beside(refusal=LONG),
+    "name": [{"role": "user", "content": "a", "name": LONG}],
+    "tool call id": [{"role": "tool", "content": "a", "tool_call_id": LONG}],
+    "a function's name": _beside(**_called(LONG, "{}")),
+    "its arguments": _beside(**_called("f", LONG)),
+    "many messages": [{"role": "user", "content": ""}] * 600,
+}
+
+
+@pytest.mark.parametrize("place", [*PLACES, "nothing long"])
+async def test_t14_long_text_is_rendered_in_another_thread_wherever_it_stands(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And text that cannot fit is refused before: 10 MB of `refusal` held all streams up for nine seconds."""
+    threads: list[int] = []
+    messages = PLACES.get(place, [{"role": "user", "content": "a"}])
+    async with serving(SayingEngine(max_model_len=2500)) as (client, app):
+        tools = app.state.context.tools
+        chat_ids = tools.chat_ids
+
+        def noted(*args: Any) -> list[int]:
+            threads.append(threading.get_ident())
+            return chat_ids(*args)
+
+        monkeypatch.setattr(tools, "chat_ids", noted)
+        await client.post(CHAT, json=chat_body(messages=messages))
+        assert len(threads) == 1
+        assert (threads == [threading.get_ident()]) == (place == "nothing long")
+        threads.clear()
+        for path in (CHAT, "/tokenize"):
+            if place == "nothing long":
+                continue
+            huge = [message for message in messages for _ in range(8)]
+            refused = await client.post(path, json=chat_body(messages=huge))
+            assert refused.status_code == 400
+            assert refused.json()["error"]["code"] == "context_length_exceeded", refused.text
+        assert threads == []

@@ -4,6 +4,7 @@ B011, B013, B015, B037, B040.
 """
 
 import json
+import threading
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from http_support import (
 
 from sayfa.base.messages import EngineOutput, Request
 from sayfa.base.step import TokenLogprobs
+from sayfa.server.openai import logprobs
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -188,3 +190,27 @@ async def test_prompt_logprobs_cannot_be_streamed() -> None:
         response = await client.post(TEXT, json=text_body(prompt_logprobs=1, stream=True))
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "prompt_logprobs"
+
+
+@pytest.mark.parametrize("num_prompt", [10, 1000])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_many_are_put_in_form_in_another_thread(
+    num_prompt: int, streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand positions with 20 values beside each held all streams up for half a second."""
+    threads: set[int] = set()
+    show = logprobs.show
+
+    def noted(data: bytes) -> str:
+        threads.add(threading.get_ident())
+        return show(data)
+
+    monkeypatch.setattr(logprobs, "show", noted)
+    body = text_body(prompt=[5] * num_prompt, max_tokens=1, echo=True, logprobs=20, stream=streamed)
+    async with serving(SayingEngine(max_model_len=2000)) as (client, _):
+        response = await client.post(TEXT, json=body)
+    assert response.status_code == 200, response.text
+    assert (threading.get_ident() in threads) == (num_prompt == 10 or streamed), (
+        "the answer's own token is told at once"
+    )
+    assert (len(threads) > (1 if streamed else 0) and threads != {threading.get_ident()}) == (num_prompt == 1000)

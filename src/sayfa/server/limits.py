@@ -78,7 +78,7 @@ def admit_chat(request: ChatRequest, figures: Figures, eos_ids: Collection[int])
     _check_range("n", n, 1, figures.max_n)
     params = _params(request, eos_ids, n=n, max_tokens=max_tokens, logprobs=logprobs)
     _check_cost(params, figures, 1, params.prompt_logprobs)
-    check_text_bytes(_message_bytes(request.messages), figures, "messages")
+    check_text_bytes(message_bytes(request.messages), figures, "messages")
     return params
 
 
@@ -130,7 +130,7 @@ def admit_tokenize(request: TokenizeRequest, figures: Figures) -> None:
     elif not request.messages:
         raise InvalidRequest("`messages` is empty; send at least one message.", param="messages")
     else:
-        check_text_bytes(_message_bytes(request.messages), figures, "messages")
+        check_text_bytes(message_bytes(request.messages), figures, "messages")
 
 
 def admit_detokenize(request: DetokenizeRequest, figures: Figures) -> None:
@@ -203,13 +203,13 @@ def _utf8_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
-def _message_bytes(messages: Sequence[Message]) -> int:
-    total = 0
+def message_bytes(messages: Sequence[Message]) -> int:
+    """All that a template may show of messages, in bytes; each counts as a token at least, which marks its begin."""
+    total = BYTES_PER_TOKEN * len(messages)
     for message in messages:
-        if isinstance(message.content, str):
-            total += _utf8_bytes(message.content)
-        elif message.content is not None:
-            total += sum(_utf8_bytes(part.text) for part in message.content if part.text is not None)
+        parts = message.content if isinstance(message.content, list) else ()
+        texts = [message.content, message.refusal, message.name, message.tool_call_id, *(part.text for part in parts)]
+        total += sum(_utf8_bytes(text) for text in texts if isinstance(text, str))
         for call in message.tool_calls or ():
             total += len(msgspec.json.encode(call))
     return total

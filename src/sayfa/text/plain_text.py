@@ -57,7 +57,9 @@ class PlainEncoder:
             before = text[at:start].rstrip() if token.lstrip else text[at:start]
             ids += self.encode(before.replace(mark, ""), first=at == 0)
             ids.append(index)
-            at = end + len(text[end:]) - len(text[end:].lstrip()) if token.rstrip else end
+            at = end
+            while token.rstrip and text[at : at + 1].isspace():
+                at += 1
         return ids + self.encode(text[at:].replace(mark, ""), first=at == 0)
 
     def encode(self, text: str, first: bool = True) -> list[int]:

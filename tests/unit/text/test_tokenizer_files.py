@@ -1,11 +1,12 @@
 """Tokenizer files of the less common kinds, and damaged ones: what is wrong is named, what is odd is read right."""
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models
 
 from fakes.tokenizers import byte_fallback, byte_level, gguf_bytes, gguf_metadata, save_folder
 from sayfa.base.errors import InvalidRequest, ModelError
@@ -247,6 +248,26 @@ class Panicking:
 def test_a_panic_of_the_library_ends_one_request() -> None:
     with pytest.raises(InvalidRequest, match="files are damaged"):
         encode_ids(Panicking("PanicException"), "text")  # type: ignore[arg-type]
+
+
+def test_control_tokens_that_take_the_space_behind_cost_no_more_in_a_longer_text(tmp_path: Path) -> None:
+    """Some models have such: 1 MB with one between two letters took 40 s, since each looked at all that follows."""
+    backend = byte_level()
+    backend.add_special_tokens([AddedToken("<|x|>", special=True, rstrip=True)])
+    ours = load_tokenizer(save_folder(tmp_path, backend))
+    control = backend.token_to_id("<|x|>")
+    encoder = ours._plain_encoder()
+    assert encoder.encode_marked("a<|x|> \n b<|x|>", "\0") == [
+        *encoder.encode("a"),
+        control,
+        *encoder.encode("b"),
+        control,
+    ]
+    start_s = time.thread_time()
+    ids = encoder.encode_marked("<|x|> b" * 150_000, "\0")
+    took_s = time.thread_time() - start_s
+    assert len(ids) == 300_000
+    assert took_s < 4.0, f"{took_s:.1f} s of CPU"
 
 
 def test_what_is_no_panic_passes_on() -> None:

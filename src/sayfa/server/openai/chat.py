@@ -5,6 +5,7 @@ Called by the app's routing table. Knows no tokens' meaning and no engine.
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -19,7 +20,7 @@ from sayfa.server.openai.chunks import Envelope, usage_object, whole
 from sayfa.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from sayfa.server.openai.messages import chat_ids
 from sayfa.server.openai.protocol import ChatRequest, Sampled, refuse_unserved
-from sayfa.server.routes import context_of, generation
+from sayfa.server.routes import context_of, generation, shown
 from sayfa.server.sse import EventStream
 
 
@@ -90,7 +91,10 @@ async def _events(
                 greeted.add(index)
                 event = envelope.role(index, run.usage)
             if text or piece.entries or (with_ids and piece.tokens):
-                logprobs = chat_logprobs(tokenizer, piece.entries, top) if body.logprobs else None
+                logprobs = None
+                if body.logprobs:
+                    work = partial(chat_logprobs, tokenizer, piece.entries, top)
+                    logprobs = await shown(context, work, len(piece.entries), top)
                 event += envelope.text(index, text, logprobs, piece.tokens if with_ids else None, run.usage)
             if piece.finish is not None:
                 event += envelope.finish(index, piece.finish, run.usage)
@@ -110,10 +114,14 @@ async def _whole(context: ServerContext, run: Generation, body: ChatRequest, mod
     for index, parts in enumerate(pieces):
         text = "".join(part.text for part in parts)
         entries = [entry for part in parts for entry in part.entries]
+        logprobs = None
+        if body.logprobs:
+            top = body.top_logprobs or 0
+            logprobs = await shown(context, partial(chat_logprobs, tokenizer, entries, top), len(entries), top)
         choice: dict[str, Any] = {
             "index": index,
             "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": chat_logprobs(tokenizer, entries, body.top_logprobs or 0) if body.logprobs else None,
+            "logprobs": logprobs,
             "finish_reason": parts[-1].finish,
         }
         if body.return_token_ids:
@@ -130,7 +138,8 @@ async def _whole(context: ServerContext, run: Generation, body: ChatRequest, mod
     }
     prompt = run.plan.prompts[0]
     if body.prompt_logprobs is not None:
-        answer["prompt_logprobs"] = prompt_logprobs(tokenizer, prompt, run.prompt_logprobs[0], body.prompt_logprobs)
+        work = partial(prompt_logprobs, tokenizer, prompt, run.prompt_logprobs[0], body.prompt_logprobs)
+        answer["prompt_logprobs"] = await shown(context, work, len(prompt), body.prompt_logprobs)
     if body.return_token_ids:
         answer["prompt_token_ids"] = prompt
     return Response(whole(answer), media_type="application/json")

@@ -5,6 +5,7 @@ Called by the app's routing table. Knows no templates.
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -19,7 +20,7 @@ from sayfa.server.openai.chat import usage_mode
 from sayfa.server.openai.chunks import Envelope, usage_object, whole
 from sayfa.server.openai.logprobs import completion_logprobs, prompt_logprobs
 from sayfa.server.openai.protocol import CompletionRequest, refuse_unserved
-from sayfa.server.routes import context_of, generation, in_thread
+from sayfa.server.routes import context_of, generation, in_thread, shown
 from sayfa.server.sse import EventStream
 
 INLINE_CHARS = 4096
@@ -92,7 +93,8 @@ async def _events(
             if piece.text or piece.entries or (with_ids and piece.tokens):
                 logprobs = None
                 if body.logprobs is not None:
-                    logprobs = completion_logprobs(tokenizer, piece.entries, body.logprobs)
+                    work = partial(completion_logprobs, tokenizer, piece.entries, body.logprobs)
+                    logprobs = await shown(context, work, len(piece.entries), body.logprobs)
                 event = envelope.text(piece.choice, piece.text, logprobs, piece.tokens if with_ids else None, run.usage)
             if piece.finish is not None:
                 event += envelope.finish(piece.choice, piece.finish, run.usage)
@@ -116,11 +118,11 @@ async def _whole(
         if plan.params.n > plan.num_answers:
             kept = sorted(branches, key=lambda branch: branch.mean_logprob, reverse=True)[: plan.num_answers]
         for branch in kept:
-            choice = _choice(context, body, parts[branch.index], len(choices))
+            choice = await _choice(context, body, parts[branch.index], len(choices))
             if body.prompt_logprobs is not None:
-                choice["prompt_logprobs"] = prompt_logprobs(
-                    context.tools.tokenizer, plan.prompts[number], run.prompt_logprobs[number], body.prompt_logprobs
-                )
+                ids, scores = plan.prompts[number], run.prompt_logprobs[number]
+                work = partial(prompt_logprobs, context.tools.tokenizer, ids, scores, body.prompt_logprobs)
+                choice["prompt_logprobs"] = await shown(context, work, len(ids), body.prompt_logprobs)
             if body.return_token_ids:
                 choice["prompt_token_ids"] = plan.prompts[number]
             choices.append(choice)
@@ -136,11 +138,12 @@ async def _whole(
     return Response(whole(answer), media_type="application/json")
 
 
-def _choice(context: ServerContext, body: CompletionRequest, parts: list[Piece], index: int) -> dict[str, Any]:
+async def _choice(context: ServerContext, body: CompletionRequest, parts: list[Piece], index: int) -> dict[str, Any]:
     logprobs = None
     if body.logprobs is not None:
         entries = [entry for part in parts for entry in part.entries]
-        logprobs = completion_logprobs(context.tools.tokenizer, entries, body.logprobs)
+        work = partial(completion_logprobs, context.tools.tokenizer, entries, body.logprobs)
+        logprobs = await shown(context, work, len(entries), body.logprobs)
     choice: dict[str, Any] = {
         "index": index,
         "text": "".join(part.text for part in parts),

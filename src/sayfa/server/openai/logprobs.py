@@ -1,12 +1,16 @@
 """Log-probabilities in the two forms that clients know: chat's list of objects, completions' parallel lists.
 
-Called by the handlers. Values are those of `TokenLogprobs` (before temperature and truncation), floored at -9999.0,
-so they are always JSON numbers (B013). A token that is part of a character is shown as `bytes:\\xf0\\x9f` with its
-true bytes beside it (B015). Knows no streams.
+Called by the handlers, in a thread where they are many. What belongs to one position is encoded here, so that the whole
+answer is put together of bytes: to encode it in one call would hold the interpreter's lock for as long. Values are
+those of `TokenLogprobs` (before temperature and truncation), floored at -9999.0, so they are always JSON numbers
+(B013). A token that is part of a character is shown as `bytes:\\xf0\\x9f` with its true bytes beside it (B015). Knows
+no streams.
 """
 
 import math
 from typing import Any
+
+import msgspec
 
 from sayfa.base.faults import fault
 from sayfa.base.step import TokenLogprobs
@@ -30,6 +34,10 @@ def show(data: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
+def _raw(value: dict[str, Any]) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
 def _one(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
     data = tokenizer.token_bytes(token)
     return {"token": show(data), "logprob": finite(logprob), "bytes": list(data)}
@@ -37,7 +45,7 @@ def _one(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
 
 def chat_logprobs(tokenizer: Tokenizer, entries: list[Entry], num_top: int) -> dict[str, Any]:
     """The `logprobs` object of a chat choice."""
-    content = []
+    content: list[msgspec.Raw] = []
     for entry in entries:
         values = entry.logprobs
         if values is None:
@@ -45,7 +53,7 @@ def chat_logprobs(tokenizer: Tokenizer, entries: list[Entry], num_top: int) -> d
         item = _one(tokenizer, entry.token, values.logprob)
         top = zip(values.top_ids[:num_top], values.top_logprobs[:num_top], strict=True)
         item["top_logprobs"] = [_one(tokenizer, token, logprob) for token, logprob in top]
-        content.append(item)
+        content.append(_raw(item))
     return {"content": content, "refusal": None}
 
 
@@ -53,7 +61,7 @@ def completion_logprobs(tokenizer: Tokenizer, entries: list[Entry], num_top: int
     """The `logprobs` object of a completion choice. A prompt's first token has null values: nothing predicts it."""
     tokens: list[str] = []
     logprobs: list[float | None] = []
-    tops: list[dict[str, float] | None] = []
+    tops: list[msgspec.Raw | None] = []
     offsets: list[int] = []
     for entry in entries:
         shown = show(tokenizer.token_bytes(entry.token))
@@ -70,24 +78,15 @@ def completion_logprobs(tokenizer: Tokenizer, entries: list[Entry], num_top: int
             # Two ids may read the same; the list is ordered, so the first is the likelier.
             top.setdefault(show(tokenizer.token_bytes(token)), finite(logprob))
         top.setdefault(shown, finite(values.logprob))
-        tops.append(top)
+        tops.append(_raw(top))
     return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
-
-
-def join_completion_logprobs(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Join the lists of several pieces."""
-    joined: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    for part in parts:
-        for name, values in part.items():
-            joined[name] += values
-    return joined
 
 
 def prompt_logprobs(
     tokenizer: Tokenizer, ids: list[int], scores: list[TokenLogprobs], num_top: int
-) -> list[dict[str, Any] | None]:
+) -> list[msgspec.Raw | None]:
     """vLLM's `prompt_logprobs`: for each prompt token a map from id to value, rank and text; the first is null."""
-    shown: list[dict[str, Any] | None] = [None]
+    shown: list[msgspec.Raw | None] = [None]
     for token, values in zip(ids[1:], scores, strict=False):
         top = zip(values.top_ids[:num_top], values.top_logprobs[:num_top], strict=True)
         position = {
@@ -99,5 +98,5 @@ def prompt_logprobs(
             "rank": values.rank,
             "decoded_token": show(tokenizer.token_bytes(token)),
         }
-        shown.append(position)
+        shown.append(_raw(position))
     return shown

@@ -13,10 +13,11 @@ import msgspec
 
 from sayfa.base.errors import InvalidRequest
 from sayfa.server.context import ServerContext
+from sayfa.server.limits import message_bytes
 from sayfa.server.openai.protocol import ChatRequest, Message, TokenizeRequest
 from sayfa.server.routes import in_thread
 
-INLINE_CHARS = 4096
+INLINE_BYTES = 4096
 """Shorter conversations are rendered and tokenized at once: a hop to a thread would cost more than it spares."""
 
 
@@ -38,8 +39,7 @@ async def chat_ids(context: ServerContext, body: ChatRequest | TokenizeRequest) 
     def work() -> list[int]:
         return context.tools.chat_ids(messages, opens, goes_on, kwargs)
 
-    size = sum(len(message.content or "") for message in body.messages or ())
-    return await in_thread(context, work) if size > INLINE_CHARS or len(messages) > 32 else work()
+    return await in_thread(context, work) if message_bytes(body.messages or ()) > INLINE_BYTES else work()
 
 
 def _plain(index: int, message: Message) -> dict[str, Any]:

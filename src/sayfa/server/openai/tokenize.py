@@ -9,8 +9,9 @@ from starlette.responses import Response
 from sayfa.server import limits
 from sayfa.server.body import read_model
 from sayfa.server.context import ServerContext
+from sayfa.server.openai.completions import INLINE_CHARS
 from sayfa.server.openai.logprobs import show
-from sayfa.server.openai.messages import INLINE_CHARS, chat_ids
+from sayfa.server.openai.messages import chat_ids
 from sayfa.server.openai.protocol import DetokenizeRequest, TokenizeRequest
 from sayfa.server.routes import context_of, in_thread
 
