@@ -267,3 +267,17 @@ async def test_the_death_of_the_engine_ends_streams_with_one_error() -> None:
     assert chunks[0]["error"]["code"] == "engine_dead"
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize("min_tokens", [0, 1, 6, 9])
+async def test_a_stop_string_waits_for_the_least_number_of_tokens(min_tokens: int) -> None:
+    """As end tokens do; it is looked for in the text of the tokens behind."""
+    text = "a b c d e f g"
+    engine = SayingEngine(lambda request, branch: ids_of(text, byte_by_byte=True))
+    async with serving(engine) as (client, _):
+        body = text_body(stop=[" "], min_tokens=min_tokens, max_tokens=13)
+        plain = check((await client.post(TEXT, json=body)).json(), Text)
+        chunks = await stream(client, TEXT, body)
+    wanted = text[: text.index(" ", min_tokens)]
+    assert plain.choices[0].text == joined(chunks, chat=False) == wanted
+    assert plain.choices[0].finish_reason == "stop"

@@ -51,7 +51,11 @@ class Branch:
         self.sum_logprob = 0.0
         self.finish: str | None = None
         self._detokenizer = Detokenizer(
-            tokenizer, params.stop, params.include_stop_str_in_output, params.skip_special_tokens
+            tokenizer,
+            params.stop,
+            params.include_stop_str_in_output,
+            params.skip_special_tokens,
+            min_tokens=params.min_tokens,
         )
         self._wants_entries = wants_entries
         self._origin = 0

@@ -31,18 +31,26 @@ class Detokenizer:
     """The text of one answer.
 
     Invariants: 1. the deltas joined are what `text` says; 2. nothing of a stop string, nor anything behind it, is in
-    them (with `include_stop` the stop string itself is); 3. each delta is whole characters; an unfinished character at
+    them (with `include_stop` the stop string itself is), but in the text of the first `min_tokens` tokens none is
+    looked for; 3. each delta is whole characters; an unfinished character at
     the end is dropped; 4. `offsets[i]` is where token i begins in the text, in characters, and stays inside it;
     5. a call costs the same however much text there is already.
     """
 
     def __init__(
-        self, tokenizer: TokenBytes, stop: Sequence[str] = (), include_stop: bool = False, skip_special: bool = True
+        self,
+        tokenizer: TokenBytes,
+        stop: Sequence[str] = (),
+        include_stop: bool = False,
+        skip_special: bool = True,
+        *,
+        min_tokens: int = 0,
     ) -> None:
         self._token_bytes = tokenizer.token_bytes
         self._special = tokenizer.special_ids if skip_special else frozenset()
         self._finder = StopFinder(stop) if stop else None
         self._include_stop = include_stop
+        self._min_tokens = min_tokens
         self._utf8 = Utf8Decoder()
         self._sent: list[str] = []
         self._held = ""
@@ -87,7 +95,7 @@ class Detokenizer:
     def _take(self, new: str) -> str:
         """Add new characters, and give those that cannot be part of a stop string any more."""
         self._num_chars += len(new)
-        if self._finder is None or not new:
+        if self._finder is None or not new or self.num_tokens <= self._min_tokens:
             return self._give(new)
         match = self._finder.find(new)
         text = self._held + new
