@@ -121,6 +121,8 @@ MUTANTS = (
     Mutant("what stands beside `content` counts for nothing", "server/limits.py",
            "[message.content, message.refusal, message.name, ", "[message.content, ",
            _REFUSE.format("T14 1 MB of refusal"), r"\d+ ms of CPU"),
+    Mutant("long work is done while all wait", "server/context.py", "if size <= INLINE_SIZE:", "if True:",
+           "http/test_long_work.py::test_t14_long_work_leaves_the_event_loop", r"assert all\("),
     Mutant("each control token copies the rest of the text", "text/plain_text.py",
            "while token.rstrip and text[at : at + 1].isspace():", "while token.rstrip and text[at:][:1].isspace():",
            "unit/text/test_tokenizer_files.py::"

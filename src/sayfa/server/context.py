@@ -3,12 +3,13 @@
 Nothing here belongs to one request. Knows no routes.
 """
 
+import asyncio
 import hashlib
 import platform
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,6 +25,11 @@ from sayfa.server.trust import Trust
 from sayfa.text.chat_template import ChatTemplate, load_chat_template
 from sayfa.text.tokenizer import Tokenizer, load_tokenizer
 from sayfa.wire.client import EngineClient
+
+INLINE_SIZE = 4096
+"""Of text work, in characters: a few milliseconds, and less than a hop to a thread costs and spares."""
+
+Result = TypeVar("Result")
 
 
 class TextTools:
@@ -90,6 +96,16 @@ class ServerContext:
         # Long bodies are parsed by one: each thread would keep the memory of its longest, and all wait for one lock.
         self.reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="body")
         self._fingerprint: tuple[str, str] | None = None
+
+    async def text_work(self, size: int, work: Callable[[], Result]) -> Result:
+        """Do work on text or ids: at once if it is little, else in a thread, for which the other streams do not wait.
+
+        size: characters, ids or values that it goes through.
+        """
+        if size <= INLINE_SIZE:
+            return work()
+        fault("server.thread")
+        return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
     def new_id(self, prefix: str) -> str:
         """An id of our own making, unique over restarts and replicas."""

@@ -8,6 +8,7 @@ metrics get exactly one outcome, and one line is logged. Knows no response forma
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -108,7 +109,7 @@ class Generation:
                     self._check_end(output, request)
                 if not echoed[output.branch] and (output.tokens or output.finish is not None):
                     echoed[output.branch] = True
-                    yield self._echo(number, branch)
+                    yield await self._echo(number, branch)
                 piece = branch.push(output)
                 self._record.note(piece.choice, len(piece.tokens), output)
                 yield piece
@@ -195,15 +196,17 @@ class Generation:
             code = output.error_code or "engine_error"
             raise EngineError("The engine could not compute this answer; other requests go on.", code=code)
 
-    def _echo(self, number: int, branch: Branch) -> Piece:
+    async def _echo(self, number: int, branch: Branch) -> Piece:
         plan = self.plan
-        text, entries = echo_prompt(
+        work = partial(
+            echo_prompt,
             self._context.tools.tokenizer,
             plan.prompts[number],
             self.prompt_logprobs[number],
             plan.params.skip_special_tokens,
             plan.wants_entries,
         )
+        text, entries = await self._context.text_work(len(plan.prompts[number]), work)
         return branch.begin_with(text, entries)
 
 

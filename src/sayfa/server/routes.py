@@ -11,7 +11,6 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from sayfa.base.faults import fault
 from sayfa.server.body import read_model
 from sayfa.server.books import Record
 from sayfa.server.context import ServerContext
@@ -19,8 +18,6 @@ from sayfa.server.sse import wait_until_gone
 
 Model = TypeVar("Model", bound=BaseModel)
 CLIENT_LEFT = 499
-INLINE_VALUES = 512
-"""Fewer log-probabilities are put in form at once: a hop to a thread would cost more than it spares."""
 
 
 def context_of(request: Request) -> ServerContext:
@@ -67,17 +64,6 @@ async def while_connected(request: Request, work: Awaitable[Response]) -> Respon
 
 async def _response(work: Awaitable[Response]) -> Response:
     return await work
-
-
-async def in_thread(context: ServerContext, work: Callable[[], Any]) -> Any:
-    """Run text work on one of the server's own threads."""
-    fault("server.thread")
-    return await asyncio.get_running_loop().run_in_executor(context.pool, work)
-
-
-async def shown(context: ServerContext, work: Callable[[], Any], num_positions: int, num_top: int) -> Any:
-    """Make what is told of positions, `num_top` values beside each: at once if it is little."""
-    return await in_thread(context, work) if num_positions * (num_top + 1) > INLINE_VALUES else work()
 
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]

@@ -17,10 +17,10 @@ from sayfa.server.books import Record
 from sayfa.server.context import ServerContext
 from sayfa.server.generate import Generation, Plan
 from sayfa.server.openai.chunks import Envelope, usage_object, whole
-from sayfa.server.openai.logprobs import chat_logprobs, prompt_logprobs
+from sayfa.server.openai.logprobs import chat_logprobs, prompt_logprobs, size_of
 from sayfa.server.openai.messages import chat_ids
 from sayfa.server.openai.protocol import ChatRequest, Sampled, refuse_unserved
-from sayfa.server.routes import context_of, generation, shown
+from sayfa.server.routes import context_of, generation
 from sayfa.server.sse import EventStream
 
 
@@ -94,7 +94,7 @@ async def _events(
                 logprobs = None
                 if body.logprobs:
                     work = partial(chat_logprobs, tokenizer, piece.entries, top)
-                    logprobs = await shown(context, work, len(piece.entries), top)
+                    logprobs = await context.text_work(size_of(len(piece.entries), top), work)
                 event += envelope.text(index, text, logprobs, piece.tokens if with_ids else None, run.usage)
             if piece.finish is not None:
                 event += envelope.finish(index, piece.finish, run.usage)
@@ -117,7 +117,8 @@ async def _whole(context: ServerContext, run: Generation, body: ChatRequest, mod
         logprobs = None
         if body.logprobs:
             top = body.top_logprobs or 0
-            logprobs = await shown(context, partial(chat_logprobs, tokenizer, entries, top), len(entries), top)
+            work = partial(chat_logprobs, tokenizer, entries, top)
+            logprobs = await context.text_work(size_of(len(entries), top), work)
         choice: dict[str, Any] = {
             "index": index,
             "message": {"role": "assistant", "content": text, "refusal": None},
@@ -138,8 +139,9 @@ async def _whole(context: ServerContext, run: Generation, body: ChatRequest, mod
     }
     prompt = run.plan.prompts[0]
     if body.prompt_logprobs is not None:
-        work = partial(prompt_logprobs, tokenizer, prompt, run.prompt_logprobs[0], body.prompt_logprobs)
-        answer["prompt_logprobs"] = await shown(context, work, len(prompt), body.prompt_logprobs)
+        top = body.prompt_logprobs
+        scored = partial(prompt_logprobs, tokenizer, prompt, run.prompt_logprobs[0], top)
+        answer["prompt_logprobs"] = await context.text_work(size_of(len(prompt), top), scored)
     if body.return_token_ids:
         answer["prompt_token_ids"] = prompt
     return Response(whole(answer), media_type="application/json")

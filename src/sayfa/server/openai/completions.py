@@ -18,13 +18,10 @@ from sayfa.server.context import ServerContext
 from sayfa.server.generate import Generation, Plan
 from sayfa.server.openai.chat import usage_mode
 from sayfa.server.openai.chunks import Envelope, usage_object, whole
-from sayfa.server.openai.logprobs import completion_logprobs, prompt_logprobs
+from sayfa.server.openai.logprobs import completion_logprobs, prompt_logprobs, size_of
 from sayfa.server.openai.protocol import CompletionRequest, refuse_unserved
-from sayfa.server.routes import context_of, generation, in_thread, shown
+from sayfa.server.routes import context_of, generation
 from sayfa.server.sse import EventStream
-
-INLINE_CHARS = 4096
-"""Shorter prompts are tokenized at once: a hop to a thread would cost more than it spares."""
 
 
 async def create_completion(request: Request) -> Response:
@@ -77,8 +74,7 @@ async def prompt_ids(context: ServerContext, body: CompletionRequest) -> list[li
         return [tokenizer.encode(prompt, special) if isinstance(prompt, str) else prompt for prompt in prompts]
 
     size = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
-    ids: list[list[int]] = await in_thread(context, work) if size > INLINE_CHARS else work()
-    return ids
+    return await context.text_work(size, work)
 
 
 async def _events(
@@ -94,7 +90,7 @@ async def _events(
                 logprobs = None
                 if body.logprobs is not None:
                     work = partial(completion_logprobs, tokenizer, piece.entries, body.logprobs)
-                    logprobs = await shown(context, work, len(piece.entries), body.logprobs)
+                    logprobs = await context.text_work(size_of(len(piece.entries), body.logprobs), work)
                 event = envelope.text(piece.choice, piece.text, logprobs, piece.tokens if with_ids else None, run.usage)
             if piece.finish is not None:
                 event += envelope.finish(piece.choice, piece.finish, run.usage)
@@ -122,7 +118,7 @@ async def _whole(
             if body.prompt_logprobs is not None:
                 ids, scores = plan.prompts[number], run.prompt_logprobs[number]
                 work = partial(prompt_logprobs, context.tools.tokenizer, ids, scores, body.prompt_logprobs)
-                choice["prompt_logprobs"] = await shown(context, work, len(ids), body.prompt_logprobs)
+                choice["prompt_logprobs"] = await context.text_work(size_of(len(ids), body.prompt_logprobs), work)
             if body.return_token_ids:
                 choice["prompt_token_ids"] = plan.prompts[number]
             choices.append(choice)
@@ -143,7 +139,7 @@ async def _choice(context: ServerContext, body: CompletionRequest, parts: list[P
     if body.logprobs is not None:
         entries = [entry for part in parts for entry in part.entries]
         work = partial(completion_logprobs, context.tools.tokenizer, entries, body.logprobs)
-        logprobs = await shown(context, work, len(entries), body.logprobs)
+        logprobs = await context.text_work(size_of(len(entries), body.logprobs), work)
     choice: dict[str, Any] = {
         "index": index,
         "text": "".join(part.text for part in parts),

@@ -20,6 +20,11 @@ from sayfa.text.tokenizer import Tokenizer
 FLOOR = -9999.0
 
 
+def size_of(num_positions: int, num_top: int) -> int:
+    """How much work it is to put so many in form, in characters of text."""
+    return 8 * num_positions * (num_top + 1)
+
+
 def finite(value: float) -> float:
     """The value as a JSON number."""
     fault("server.logprobs")

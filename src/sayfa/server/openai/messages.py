@@ -15,10 +15,6 @@ from sayfa.base.errors import InvalidRequest
 from sayfa.server.context import ServerContext
 from sayfa.server.limits import message_bytes
 from sayfa.server.openai.protocol import ChatRequest, Message, TokenizeRequest
-from sayfa.server.routes import in_thread
-
-INLINE_BYTES = 4096
-"""Shorter conversations are rendered and tokenized at once: a hop to a thread would cost more than it spares."""
 
 
 async def chat_ids(context: ServerContext, body: ChatRequest | TokenizeRequest) -> list[int]:
@@ -39,7 +35,7 @@ async def chat_ids(context: ServerContext, body: ChatRequest | TokenizeRequest) 
     def work() -> list[int]:
         return context.tools.chat_ids(messages, opens, goes_on, kwargs)
 
-    return await in_thread(context, work) if message_bytes(body.messages or ()) > INLINE_BYTES else work()
+    return await context.text_work(message_bytes(body.messages or ()), work)
 
 
 def _plain(index: int, message: Message) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """POST /tokenize and /detokenize: what the model sees, and back. Nothing is generated. Knows no sampling."""
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -9,11 +10,10 @@ from starlette.responses import Response
 from sayfa.server import limits
 from sayfa.server.body import read_model
 from sayfa.server.context import ServerContext
-from sayfa.server.openai.completions import INLINE_CHARS
 from sayfa.server.openai.logprobs import show
 from sayfa.server.openai.messages import chat_ids
 from sayfa.server.openai.protocol import DetokenizeRequest, TokenizeRequest
-from sayfa.server.routes import context_of, in_thread
+from sayfa.server.routes import context_of
 
 
 def _figures(context: ServerContext) -> limits.Figures:
@@ -30,16 +30,13 @@ async def tokenize(request: Request) -> Response:
     limits.admit_tokenize(body, figures)
     tokenizer = context.tools.tokenizer
     if body.prompt is not None:
-        prompt, special = body.prompt, body.add_special_tokens is not False
-        if len(prompt) > INLINE_CHARS:
-            ids: list[int] = await in_thread(context, lambda: tokenizer.encode(prompt, special))
-        else:
-            ids = tokenizer.encode(prompt, special)
+        special = body.add_special_tokens is not False
+        ids = await context.text_work(len(body.prompt), partial(tokenizer.encode, body.prompt, special))
     else:
         ids = await chat_ids(context, body)
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": figures.context_tokens, "tokens": ids}
     if body.return_token_strs:
-        answer["token_strs"] = [show(tokenizer.token_bytes(token)) for token in ids]
+        answer["token_strs"] = await context.text_work(len(ids), lambda: [show(tokenizer.token_bytes(i)) for i in ids])
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
@@ -50,5 +47,6 @@ async def detokenize(request: Request) -> Response:
     if body.model is not None:
         context.check_model(body.model)
     limits.admit_detokenize(body, _figures(context))
-    text = context.tools.tokenizer.decode(body.tokens, skip_special=False)
+    work = partial(context.tools.tokenizer.decode, body.tokens, skip_special=False)
+    text = await context.text_work(len(body.tokens), work)
     return Response(msgspec.json.encode({"prompt": text}), media_type="application/json")
