@@ -22,9 +22,12 @@ from sayfa.base.config import PARTS, EngineConfig, Secret, Settings, Unit
 from sayfa.base.errors import ConfigError
 
 PREFIX = "SAYFA_"
+MAX_DIGITS = 40
+"""Of a number as text; with some thousands of them `int` raises."""
 # What Kubernetes injects for a Service that is called "sayfa", and what belongs to building and testing.
 _FOREIGN = re.compile(r"SAYFA_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_\w+|CONFIG|SKIP_NATIVE|TEST_\w+|OPENAI_SPEC)")
-_NUMBER = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+# A zero in front is refused: some would read 010 as eight.
+_NUMBER = re.compile(r"([+-]?(?:(?:0|[1-9][\d_]*)(?:\.\d+)?|\.\d+))\s*([A-Za-z]*)")
 _BYTES = {"": 1, "b": 1, "k": 1000, "kb": 1000, "kib": 1 << 10, "m": 10**6, "mb": 10**6, "mib": 1 << 20,
           "g": 10**9, "gb": 10**9, "gib": 1 << 30, "t": 10**12, "tb": 10**12, "tib": 1 << 40}  # fmt: skip
 _COUNTS = {"": 1, "k": 1000, "K": 1 << 10, "m": 10**6, "M": 1 << 20}
@@ -177,22 +180,26 @@ def _from_file(file: Mapping[str, Any], file_name: str) -> Given:
 
 
 def parse(field: Field, raw: Any, label: str) -> Any:
-    """The typed value of one setting from text (flag, variable) or a YAML scalar or list; `label` begins the error."""
+    """The typed value of one setting from text, a list of texts or (of `LLM`) a value of its type.
+
+    Raises ConfigError; `label` begins its sentence.
+    """
     if raw is None or (raw == "" and field.optional):
         if field.optional:
             return None
         raise ConfigError(f"{label} is empty; it needs {_wanted(field)}")
     if field.kind == "list":
-        parts = raw if isinstance(raw, list | tuple) else str(raw).split(",")
-        texts = [str(item).strip() for item in parts if not isinstance(item, dict | list)]
+        parts = raw.split(",") if isinstance(raw, str) else raw if isinstance(raw, list | tuple) else [raw]
+        texts = [item.strip() for item in parts if isinstance(item, str)]
         if len(texts) != len(parts) or not all(texts):
-            raise ConfigError(f"{label} holds an empty or nested entry; it needs {_wanted(field)}")
+            raise ConfigError(f"{label} holds an entry that is empty or no text; it needs {_wanted(field)}")
         return texts
     parser = {"int": _number, "float": _number, "bool": _switch, "text": _text, "choice": _choice}[field.kind]
     value = parser(field, raw)
     if value is None:
         shown = "(hidden)" if field.secret else repr(raw)
-        raise ConfigError(f"{label} is {shown}; it must be {_wanted(field)}")
+        octal = "; leave out the zero in front" if field.unit and re.match(r"\s*[+-]?0\d", str(raw)) else ""
+        raise ConfigError(f"{label} is {shown}; it must be {_wanted(field)}{octal}")
     return value
 
 
@@ -203,9 +210,10 @@ def _number(field: Field, raw: Any) -> float | None:
         match = _NUMBER.fullmatch(raw.strip())
         scales = _BYTES if unit.word == "bytes" else _COUNTS
         suffix = (match[2].lower() if scales is _BYTES else match[2]) if match else ""
-        if match is None or suffix not in scales:
+        if match is None or suffix not in scales or len(match[1]) > MAX_DIGITS:
             return None
-        value = (float(match[1]) if "." in match[1] else int(match[1])) * scales[suffix]
+        digits = match[1].replace("_", "")
+        value = (float(digits) if "." in digits else int(digits)) * scales[suffix]
     elif isinstance(raw, bool) or not isinstance(raw, int | float):
         return None
     else:
@@ -223,11 +231,7 @@ def _switch(_: Field, raw: Any) -> bool | None:
 
 
 def _text(_: Field, raw: Any) -> str | None:
-    return (
-        str(raw)
-        if isinstance(raw, str | int | float) and not isinstance(raw, bool) and "\x00" not in str(raw)
-        else None
-    )
+    return raw if isinstance(raw, str) and "\x00" not in raw else None
 
 
 def _choice(field: Field, raw: Any) -> Any:
@@ -240,7 +244,7 @@ def _wanted(field: Field) -> str:
     if field.kind == "bool":
         return "true or false"
     if field.kind == "list":
-        return "one or more values"
+        return "one or more texts"
     if field.unit is None:
         return "text"
     form = {"bytes": "bytes such as 4GiB", "": "a number"}.get(field.unit.word, f"a number ({field.unit.word})")

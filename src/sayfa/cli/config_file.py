@@ -1,7 +1,8 @@
-"""Reads a YAML file of settings as a flat mapping of plain values.
+"""Reads a YAML file of settings as a flat mapping of texts and lists of texts.
 
-Called by `options`. Refuses what a settings file has no use for: keys that stand twice, aliases, tags, nesting, files
-over 1 MiB. Knows no setting's name.
+Called by `options`. Each value stays as it is written, as those of flags and variables do: what is a number or a switch
+is known to `base.settings`. Refuses what a settings file has no use for: keys that stand twice, aliases, tags, nesting,
+files over 1 MiB. Knows no setting's name.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ MAX_BYTES = 1 << 20
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's plain subset: no aliases, no tags, no dates, no keys that stand twice."""
+    """YAML's plain subset: no aliases, no tags, no keys that stand twice, and no type but text, lists and mappings."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Refuse aliases before they can multiply, and tags: they build what no setting is."""
@@ -27,14 +28,6 @@ class _Loader(yaml.SafeLoader):
         if used:
             raise yaml.constructor.ConstructorError(None, None, f"{used} are not used here", event.start_mark)
         return super().compose_node(parent, index)
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Turn what a number's constructor stumbles over (`0b_`) into an error with a line."""
-        try:
-            return super().construct_object(node, deep)
-        except (ValueError, OverflowError):
-            problem = f"{node.value!r:.60} looks like a number, but is none; put it in quotes"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Refuse a key that stands twice; plain YAML would take the last one in silence."""
@@ -49,9 +42,10 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-# A date is no setting's value, and its constructor raises what is no YAML error; it stays text.
+# YAML would make 305441741 out of the key 0x1234abcd, 1.1 out of the name 1.10 and True out of the name yes. Only an
+# empty value and `~` are more than text: they are none.
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag == "tag:yaml.org,2002:null"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
@@ -74,6 +68,8 @@ def read_config_file(path: Path) -> Mapping[str, Any]:
         raise ConfigError(f"{path.name}, line {mark.line + 1 if mark else '?'}: {error.problem}") from None
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path.name}: {error}") from None
+    except (ValueError, OverflowError):  # of `chr`, which the library calls unguarded
+        raise ConfigError(f"{path.name}: an escape in a quoted text names no character") from None
     if data is None:
         return {}
     if not isinstance(data, dict):

@@ -74,7 +74,9 @@ def test_defaults_lie_in_their_own_ranges():
         ("kv_cache_memory", "1.5 GiB", 3 << 29), ("kv_cache_memory", "2gb", 2 * 10**9),
         ("kv_cache_memory", "536870912", 1 << 29), ("block_size", 16, 16), ("offline", "yes", True),
         ("offline", "0", False), ("offline", True, True), ("api_key", "a, b", ["a", "b"]), ("threads", "", None),
-        ("shutdown_timeout", 2, 2.0), ("uds", "/tmp/x", "/tmp/x"),
+        ("shutdown_timeout", 2, 2.0), ("uds", "/tmp/x", "/tmp/x"), ("port", "0", 0),
+        ("max_num_queued_tokens", "1_000", 1000), ("kv_cache_memory_share", ".5", 0.5),
+        ("kv_cache_memory_share", "0.05", 0.05),
     ],
 )  # fmt: skip
 def test_forms_of_values(name, text, value):
@@ -89,7 +91,9 @@ def test_forms_of_values(name, text, value):
         ("kv_cache_memory", "1KB"), ("kv_cache_memory", "4 parsec"), ("kv_cache_memory_share", 0.0),
         ("kv_cache_memory_share", float("nan")), ("kv_cache_memory_share", float("inf")), ("block_size", "24"),
         ("block_size", True), ("offline", "maybe"), ("api_key", ["a", ""]), ("api_key", [["a"]]), ("api_key", "a,,b"),
-        ("dtype", "float16"), ("host", {"a": 1}), ("model", "a\x00b"),
+        ("dtype", "float16"), ("host", {"a": 1}), ("model", "a\x00b"), ("model", 5), ("revision", 1.1),
+        ("api_key", {"a": 1}), ("api_key", 5), ("api_key", ["a", 1.1]), ("api_key", ["a", None]), ("port", "010"),
+        ("port", "1" * 5000),
     ],
 )  # fmt: skip
 def test_values_that_cannot_be_used_are_refused_with_their_source(name, value):

@@ -4,13 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from sayfa import __version__
 from sayfa.base.errors import ConfigError
-from sayfa.base.settings import fields
+from sayfa.base.settings import fields, load
 from sayfa.cli import main
 from sayfa.cli.config_file import read_config_file
 from sayfa.cli.serve import shown_name, since_start_s
@@ -117,7 +116,7 @@ def test_help_loads_nothing_heavy():
         ("port: 1\nport: 2\n", "line 2: key 'port' stands twice"), ("a: &x 1\nb: *x\n", "line 2: aliases"),
         ("- 1\n", "holds a list"), ("a: [1\n", "line"), ("a: !!python/object/apply:os.system ['true']\n", "line 1"),
         ("\x00", "s.yaml"), ("{" * 5000, "s.yaml"), ("text", "holds a str"), ("a: !!timestamp\n", "tags"),
-        ("? [a]\n: b\n", "line 1: a key must be a word"), ("x: 1\na: 0b_\n", "line 2: '0b_' looks like a number"),
+        ("? [a]\n: b\n", "line 1: a key must be a word"), ('x: 1\na: "\\UFFFFFFFF"\n', "names no character"),
     ],
 )  # fmt: skip
 def test_a_settings_file_is_read_strictly(tmp_path, text, words):
@@ -133,13 +132,49 @@ def test_a_settings_file_may_be_empty_or_hold_lists(tmp_path):
     file.write_text("# nothing\n")
     assert read_config_file(file) == {}
     file.write_text("api-key: [a, b]\nport: 8001\n")
-    assert read_config_file(file) == {"api-key": ["a", "b"], "port": 8001}
+    assert read_config_file(file) == {"api-key": ["a", "b"], "port": "8001"}
 
 
-def test_a_date_in_a_settings_file_stays_text(tmp_path):
+AS_WRITTEN = ("0x1234abcd", "1.10", "010", "0o17", "1_000", "0b_", "1:30", "2024-13-45", "2024-01-01", "1e5", ".inf",
+              "yes", "Off", "true", "=", "<<")  # fmt: skip
+
+
+def from_file(tmp_path, text):
     file = tmp_path / "s.yaml"
-    file.write_text("a: 2024-13-45\nb: 2024-01-01\n")
-    assert read_config_file(file) == {"a": "2024-13-45", "b": "2024-01-01"}
+    file.write_text(text)
+    return load({}, {}, read_config_file(file), "s.yaml")
+
+
+@pytest.mark.parametrize("word", AS_WRITTEN)
+def test_text_in_a_settings_file_is_what_is_written_whatever_yaml_takes_it_for(tmp_path, word):
+    settings = from_file(tmp_path, f"api-key: {word}\nrevision: {word}\nserved-model-name: [{word}, '{word}']\n")
+    assert settings.server.api_key == [word]
+    assert settings.model.revision == word
+    assert settings.model.served_model_name == [word, word]
+
+
+@pytest.mark.parametrize("word", ["010", "-010", "00", "0x1F90", "0b11", "0o17", "1:30", "017k"])
+def test_a_number_that_can_be_read_in_two_ways_is_refused(tmp_path, word):
+    with pytest.raises(ConfigError, match=f"s.yaml: port is '{word}'"):
+        from_file(tmp_path, f"port: {word}\n")
+
+
+def test_numbers_and_switches_in_a_settings_file_have_the_forms_of_flags(tmp_path):
+    settings = from_file(
+        tmp_path,
+        "port: 0\nmax-model-len: 4_096\nkv-cache-memory-share: .5\noffline: yes\nlog-requests: Off\nthreads: ~\n"
+        "shutdown-timeout: 2.50\nblock-size: 16\nuds:\n",
+    )
+    assert (settings.server.port, settings.model.max_model_len, settings.cache.kv_cache_memory_share) == (0, 4096, 0.5)
+    assert (settings.model.offline, settings.server.log_requests, settings.parallel.threads) == (True, False, None)
+    assert (settings.server.shutdown_timeout, settings.cache.block_size, settings.server.uds) == (2.5, 16, None)
+
+
+@pytest.mark.parametrize("text", ["api-key: [a, ~]", "api-key: {a: b}", "api-key: [[a]]", "served-model-name: ~",
+                                  "<<: {port: 1}", "host: ~", "host: [a]"])  # fmt: skip
+def test_what_is_no_text_is_never_made_into_one(tmp_path, text):
+    with pytest.raises(ConfigError, match=r"s\.yaml"):
+        from_file(tmp_path, text + "\n")
 
 
 def test_a_large_or_binary_settings_file_is_refused(tmp_path):
@@ -186,11 +221,12 @@ def test_json_is_a_settings_file(tmp_path):
     """`bench` hands settings to its own server as JSON, which is YAML."""
     values = {
         "model": "a: b # c",
-        "port": 8000,
+        "port": 8001,
         "offline": True,
         "chat-template": "x\ny",
         "kv-cache-memory-share": 0.25,
     }
-    file = Path(tmp_path / "s.yaml")
-    file.write_text(json.dumps(values))
-    assert read_config_file(file) == values
+    found = from_file(tmp_path, json.dumps(values))
+    assert found == load({}, {}, values, "s.yaml")
+    assert found.model.model == "a: b # c"
+    assert found.server.port == 8001
