@@ -15,9 +15,9 @@ SETTINGS_HEAD = """# Settings
 
 Each one is a flag, a key of the file given with `--config` (the flag without its dashes) and an environment
 variable (`SAYFA_` and the name in capitals). A flag wins over a variable, a variable over the file. Lists take
-several flags or commas. Bytes may be written `4GiB`, counts `4k` (4,000) or `4K` (4,096); a zero in front of a number
-is refused. What stands in the file is read as it is written, as a flag is: `0x1f`, `1.10` and `yes` are texts where a
-text is wanted.
+several flags or commas; an entry of a YAML list is taken whole. Bytes may be written `4GiB`, counts `4k` (4,000) or
+`4K` (4,096); a zero in front of a number is refused. What stands in the file is read as it is written, as a flag is:
+`0x1f`, `1.10` and `yes` are texts where a text is wanted.
 This page is made by `tools/reference.py`."""
 METRICS_HEAD = """# Metrics
 

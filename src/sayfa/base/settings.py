@@ -147,7 +147,9 @@ Given = Iterable[tuple[str, Any, str, str]]
 def _from_flags(flags: Mapping[str, Any]) -> Given:
     for name, raw in flags.items():
         if raw is not None:
-            yield name, raw, fields()[name].flag, "flag"
+            # Each flag of a list is split at commas, as a variable is.
+            joined = ",".join(raw) if isinstance(raw, list) and raw else raw
+            yield name, joined, fields()[name].flag, "flag"
 
 
 def _from_environ(environ: Mapping[str, str]) -> Given:

@@ -101,6 +101,28 @@ def test_values_that_cannot_be_used_are_refused_with_their_source(name, value):
         parse(fields()[name], value, "here")
 
 
+LISTS = [field for field in fields().values() if field.kind == "list"]
+
+
+@pytest.mark.parametrize("field", LISTS, ids=lambda field: field.name)
+def test_a_list_takes_several_flags_or_commas_and_a_text_in_any_source_is_split_alike(field):
+    get = lambda settings: getattr(getattr(settings, field.part), field.name)  # noqa: E731
+    for given in (["a,b", "c"], ["a", "b", "c"], ["a, b ,c"]):
+        assert get(load({field.name: given}, {})) == ["a", "b", "c"]
+    assert get(load({}, {field.variable: "a,b, c"})) == ["a", "b", "c"]
+    assert get(load({}, {}, {field.key: "a,b, c"})) == ["a", "b", "c"]
+    for given in (["a,"], ["a", ""], [",a"], [","]):
+        with pytest.raises(ConfigError, match=f"{field.flag} holds an entry that is empty"):
+            load({field.name: given}, {})
+    assert get(load({field.name: []}, {})) == []
+
+
+def test_an_entry_of_a_list_in_a_file_or_of_llm_is_taken_whole():
+    names = ["llama, the large one", "b"]
+    assert load({}, {}, {"served-model-name": names}).model.served_model_name == names
+    assert engine_config({"served_model_name": names}).model.served_model_name == names
+
+
 def test_an_unknown_name_stops_the_start_with_the_nearest_one():
     with pytest.raises(ConfigError, match=r"s\.yaml: unknown key 'max-num-seq'; did you mean 'max-num-seqs'"):
         load({}, {}, {"max-num-seq": 3}, "s.yaml")

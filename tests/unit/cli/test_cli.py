@@ -92,6 +92,14 @@ def test_check_config_shows_each_source_and_hides_keys(capsys, monkeypatch, tmp_
     assert "a-secret-key" not in out
 
 
+def test_flags_of_a_list_may_hold_commas(capsys):
+    given = ["--served-model-name", "a,b", "--served-model-name", "c", "--cors-origins", "https://a,https://b"]
+    code, out, _ = run(capsys, "serve", "--check-config", *given)
+    assert code == 0
+    assert "  a, b, c  " in out
+    assert "  https://a, https://b  " in out
+
+
 def test_plugins_tells_where_each_name_comes_from(capsys):
     code, out, _ = run(capsys, "plugins")
     assert code == 0
