@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from sayfa import __version__
-from sayfa.cli.options import ConfigFile, Given, with_settings
+from sayfa.cli.options import ConfigFile, Given, ServerKey, first_key, with_settings
 
 ENGINE_PARTS = ("model", "cache", "scheduler", "parallel")
 ALL_PARTS = (*ENGINE_PARTS, "server")
@@ -93,7 +93,7 @@ def chat(
     given: Given,
     *,
     url: Url = None,
-    api_key: Annotated[str | None, Parameter(env_var="SAYFA_API_KEY", help="Key of that server.")] = None,
+    api_key: ServerKey = None,
     system: Annotated[str | None, Parameter(help="What the model is told before the conversation.")] = None,
     max_tokens: Annotated[int, Parameter(help="Most tokens of an answer.")] = 512,
     temperature: Annotated[float, Parameter(help="0 takes the most likely token.")] = 0.7,
@@ -104,14 +104,14 @@ def chat(
     from sayfa.cli.options import settings_from
 
     wishes = {"max_tokens": max_tokens, "temperature": temperature}
-    return run_chat(settings_from(given, config), url, api_key, system, wishes)
+    return run_chat(settings_from(given, config), url, first_key(api_key), system, wishes)
 
 
 def bench_serve(
     given: Given,
     *,
     url: Url = None,
-    api_key: Annotated[str | None, Parameter(env_var="SAYFA_API_KEY", help="Key of that server.")] = None,
+    api_key: ServerKey = None,
     workload: Annotated[
         list[str] | None,
         Parameter(
@@ -133,7 +133,7 @@ def bench_serve(
     from sayfa.cli.options import settings_from
 
     plan = {"names": workload or [], "runs": runs, "warm_up": warm_up, "seed": random_seed}
-    return run_bench_serve(settings_from(given, config), url, api_key, plan, output)
+    return run_bench_serve(settings_from(given, config), url, first_key(api_key), plan, output)
 
 
 def bench_paging(

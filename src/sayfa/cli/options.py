@@ -26,6 +26,15 @@ ConfigFile = Annotated[
     Parameter(name="--config", env_var="SAYFA_CONFIG", help="YAML file whose keys are these flags without dashes."),
 ]
 
+ServerKey = Annotated[
+    str | None, Parameter(env_var="SAYFA_API_KEY", help="Key of that server; where several stand, the first is sent.")
+]
+
+
+def first_key(given: str | None) -> str | None:
+    """The key that a client sends: in the variable, which is the server's too, several may stand with commas."""
+    return given and given.split(",")[0].strip()
+
 
 def with_settings(run: Callable[..., int], parts: Sequence[str], *, model_first: bool = True) -> Callable[..., int]:
     """Make a command out of `run(given, ...)`: its own parameters, and a flag for each setting of `parts`.

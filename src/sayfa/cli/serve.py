@@ -52,7 +52,7 @@ def run(settings: Settings) -> int:
         progress.clear()
         url = server.url_of(sock, settings.server)
         times = StartTimes(since_start_s(), phases)
-        report = start_report(info, names, url, times, needs_key=bool(settings.server.api_key), version=__version__)
+        report = start_report(info, names, url, times, num_keys=len(settings.server.api_key), version=__version__)
         tell("\n".join(report) + "\n")
 
     def load_text() -> TextTools:

@@ -39,7 +39,7 @@ def start_report(
     url: str,
     start: StartTimes,
     *,
-    needs_key: bool,
+    num_keys: int,
     version: str,
 ) -> list[str]:
     """The lines that tell what was loaded, where the memory goes, how long the start took, and how to ask."""
@@ -58,7 +58,7 @@ def start_report(
         f"  start      {start.total_s:.2f} s: {_parts(start.own)}; beside it the engine: {_parts(info.phases)}",
         f"  address    {url}  (documents at /docs, metrics at /metrics)",
         "",
-        "  " + curl_line(url, names[0], needs_key=needs_key),
+        "  " + curl_line(url, names[0], num_keys=num_keys),
         "",
     ]
 
@@ -74,8 +74,11 @@ def _execution(info: EngineInfo) -> list[str]:
     return lines
 
 
-def curl_line(url: str, model: str, *, needs_key: bool) -> str:
-    """A command that asks the server something, fit to be pasted into a shell. The answer is short."""
+def curl_line(url: str, model: str, *, num_keys: int) -> str:
+    """A command that asks the server something, fit to be pasted into a shell. The answer is short.
+
+    The key is left to the shell: it is the variable's, of several in it the first.
+    """
     messages = [{"role": "user", "content": "Name three colours of the rainbow."}]
     wishes = {"max_tokens": 64, "temperature": 0.2}  # without a bound a small model may go on for thousands of tokens
     body = json.dumps({"model": model, "messages": messages, **wishes}, ensure_ascii=False)
@@ -85,8 +88,9 @@ def curl_line(url: str, model: str, *, needs_key: bool) -> str:
         url = "http://localhost"
     words += [f"{url}/v1/chat/completions", "-H", "Content-Type: application/json"]
     line = shlex.join(words)
-    if needs_key:
-        line += ' -H "Authorization: Bearer $SAYFA_API_KEY"'
+    if num_keys:
+        variable = "$SAYFA_API_KEY" if num_keys == 1 else "${SAYFA_API_KEY%%,*}"
+        line += f' -H "Authorization: Bearer {variable}"'
     return f"{line} -d {shlex.quote(body)}"
 
 

@@ -100,6 +100,22 @@ def test_flags_of_a_list_may_hold_commas(capsys):
     assert "  https://a, https://b  " in out
 
 
+@pytest.mark.parametrize(
+    ("given", "sent"), [("k1", "k1"), ("k1,k2", "k1"), (" k1 , k2", "k1"), ("k1,k2,k3", "k1"), (None, None)]
+)
+@pytest.mark.parametrize("by_flag", [True, False])
+@pytest.mark.parametrize("command", ["chat", "bench serve"])
+def test_a_client_sends_the_first_of_several_keys(monkeypatch, command, by_flag, given, sent):
+    seen = []
+    for runner in ("sayfa.cli.chat.run_chat", "sayfa.cli.benches.run_bench_serve"):
+        monkeypatch.setattr(runner, lambda settings, url, api_key, *rest: seen.append(api_key) or 0)
+    if given and not by_flag:
+        monkeypatch.setenv("SAYFA_API_KEY", given)
+    flags = ["--api-key", given] if given and by_flag else []
+    assert main([*command.split(), "--url", "http://127.0.0.1:1", *flags]) == 0
+    assert seen == [sent]
+
+
 def test_plugins_tells_where_each_name_comes_from(capsys):
     code, out, _ = run(capsys, "plugins")
     assert code == 0

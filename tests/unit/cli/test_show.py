@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import subprocess
 
 import msgspec
 import pytest
@@ -20,7 +21,7 @@ INFO = EngineInfo(
 
 def report(info):
     times = StartTimes(1.25, [("command", 0.25)])
-    return "\n".join(start_report(info, ["tiny"], "http://127.0.0.1:1", times, needs_key=False, version="1"))
+    return "\n".join(start_report(info, ["tiny"], "http://127.0.0.1:1", times, num_keys=0, version="1"))
 
 
 def test_the_report_has_plan_concurrency_phases_and_address():
@@ -39,12 +40,22 @@ def test_an_op_that_is_not_native_is_named_with_the_reason():
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "https://[::1]:8000", "http+unix:///tmp/a b.sock"])
 @pytest.mark.parametrize("model", ["smollm2", 'it\'s "odd" $HOME'])
 def test_the_curl_line_survives_the_shell(url, model):
-    words = shlex.split(curl_line(url, model, needs_key=True))
+    words = shlex.split(curl_line(url, model, num_keys=1))
     assert words[0] == "curl"
     body = json.loads(words[words.index("-d") + 1])
     assert body["model"] == model
     assert body["max_tokens"] <= 100, "whoever pastes it waits for the whole answer"
     assert "Authorization: Bearer $SAYFA_API_KEY" in words
+
+
+@pytest.mark.parametrize(
+    ("num_keys", "given"), [(0, ""), (1, "first"), (2, "first,second"), (2, "first, second"), (2, "first")]
+)
+def test_the_curl_line_sends_one_key_of_those_in_the_variable(num_keys, given):
+    line = curl_line("http://127.0.0.1:8000", "tiny", num_keys=num_keys).replace("curl", "printf '%s\\n'", 1)
+    done = subprocess.run(["sh", "-c", line], env={"SAYFA_API_KEY": given}, capture_output=True, text=True, check=True)
+    sent = [word for word in done.stdout.splitlines() if word.startswith("Authorization")]
+    assert sent == (["Authorization: Bearer first"] if num_keys else [])
 
 
 def test_progress_is_silent_where_nobody_looks(capsys):
