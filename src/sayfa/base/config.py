@@ -114,7 +114,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Path of a Unix socket to listen on in place of host and port."""
     api_key: Annotated[list[str], Secret()] = []
     """Keys that clients must send as `Authorization: Bearer …`; may be given several times, so that keys can be changed
-    without a pause. Empty: no key is asked for."""
+    without a pause. At most 512 characters each, without commas. Empty: no key is asked for."""
     insecure_no_auth: bool = False
     """Serve without a key on an address that others can reach. You say that something else guards it."""
     protect_metrics: bool | None = None

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from sayfa.base import config
-from sayfa.base.access import check_access
+from sayfa.base.access import check_access, check_keys
 from sayfa.base.config import PARTS, EngineConfig, Secret, Settings, Unit
 from sayfa.base.errors import ConfigError
 
@@ -265,8 +265,7 @@ def _build(values: dict[str, Any], origins: dict[str, str]) -> Settings:
 def _check(settings: Settings) -> None:
     """Refuse values that contradict each other."""
     server, scheduler = settings.server, settings.scheduler
-    if any(not key.strip() or not key.isascii() or not key.isprintable() for key in server.api_key):
-        raise ConfigError("--api-key: a key is empty or holds characters that no HTTP header can carry")
+    check_keys(server.api_key)
     check_access(server)
     if bool(server.ssl_certfile) != bool(server.ssl_keyfile):
         raise ConfigError("--ssl-certfile and --ssl-keyfile belong together; one of them is missing")

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
+from sayfa.base.access import MAX_KEY_CHARS
 from sayfa.base.errors import Unauthorized
 from sayfa.base.faults import fault
 
 OPEN_ROUTES = frozenset({"health", "health_live", "health_ready", "ping", "version"})
 """Names of routes without secrets. `metrics` joins them where `protect_metrics`, or its default, leaves it open."""
-MAX_KEY_CHARS = 512
 
 
 class Keys:

@@ -8,6 +8,7 @@ import pytest
 from sayfa.base.config import PARTS, EngineConfig, Settings
 from sayfa.base.errors import ConfigError
 from sayfa.base.settings import describe, docs, engine_config, fields, load, parse
+from sayfa.server.auth import Keys
 
 
 def sample(field, rng):
@@ -171,6 +172,36 @@ def test_loopback_needs_no_key(host):
 def test_values_that_contradict_each_other_are_refused(flags, word):
     with pytest.raises(ConfigError, match=word):
         load(flags, {})
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("k" * 513, "513 characters long, more than the 512"), ("clé", "no HTTP header"), ("a\nb", "no HTTP header"),
+        ("a\tb", "no HTTP header"), ("a\x7fb", "no HTTP header"), ("secret,b", "comma"), ("", "empty"), (" ", "empty"),
+    ],
+)  # fmt: skip
+def test_a_key_that_no_client_could_send_stops_the_start(key, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        load({}, {}, {"api-key": ["good", key]}, "s.yaml")
+    assert "api-key" in str(caught.value)
+    assert len(key) < 2 or key not in str(caught.value)
+
+
+def test_a_key_that_a_start_accepts_opens_the_door():
+    rng = random.Random(3)
+    chars = [chr(code) for code in range(160)] + ["é", "\u2028", "\ud800"]
+    usual = [char for char in chars[33:127] if char != ","]
+    accepted = set()
+    for length in [1, 2, 511, 512, 513, 514] * 100:
+        key = "".join(rng.choices(usual if rng.random() < 0.7 else chars, k=length))
+        try:
+            keys = load({}, {}, {"api-key": [key]}).server.api_key
+        except ConfigError:
+            continue
+        accepted.add(length)
+        assert len(Keys(keys).tenant(f"Bearer {keys[0]}")) == 16
+    assert accepted == {1, 2, 511, 512}
 
 
 def test_keys_are_hidden_wherever_settings_are_shown():
