@@ -142,6 +142,7 @@ def test_sigterm_ends_with_0_and_leaves_no_process(tmp_path):
     [
         (["--max-model-len", "100000"], "max-model-len"),
         (["--kv-cache-memory", "1MiB", "--max-model-len", "4096"], "kv-cache-memory"),
+        (["--ssl-certfile", "/no.pem", "--ssl-keyfile", "/no.pem"], "--ssl-certfile /no.pem cannot be read"),
     ],
 )
 def test_what_does_not_fit_is_told_in_one_line_with_exit_code_2(tmp_path, flags, words):

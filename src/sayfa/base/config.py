@@ -130,7 +130,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     ssl_certfile: str | None = None
     """Certificate chain for TLS (PEM)."""
     ssl_keyfile: str | None = None
-    """Private key for TLS (PEM)."""
+    """Private key for TLS (PEM, without a password)."""
     max_body_bytes: Annotated[int, Unit("bytes", 1024, GiB)] = 10 << 20
     """Largest request body; a longer one is answered 413 while it is still arriving."""
     max_n: Annotated[int, Unit("answers", 1, 128)] = 16

@@ -30,6 +30,7 @@ from sayfa.server.app import create_app
 from sayfa.server.connection import behind
 from sayfa.server.context import ServerContext, TextTools
 from sayfa.server.gate import Gate, networks, within_descriptors
+from sayfa.server.tls import check_tls
 from sayfa.wire.client import ClientState, EngineClient
 
 log = logging.getLogger("sayfa.server")
@@ -58,9 +59,14 @@ class ManagedClient(EngineClient, Protocol):
 
 
 def bind(options: ServerOptions) -> socket.socket:
-    """Take the address. Raises ConfigError if it is in use, not ours, or open to strangers without a key."""
+    """Take the address. Raises ConfigError if it is in use, not ours, or open to strangers without a key.
+
+    What is served there later and cannot be (TLS files, addresses of proxies) is refused, too.
+    """
     check_access(options)
     networks(options.trusted_proxies)
+    if options.ssl_certfile and options.ssl_keyfile:
+        check_tls(options.ssl_certfile, options.ssl_keyfile)
     if options.uds:
         return _bind_unix(options.uds)
     try:
