@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx2
+import msgspec
 
 from sayfa.base import log
 from sayfa.base.config import Settings
@@ -100,20 +101,52 @@ def _remote(url: str, api_key: str | None, wishes: dict[str, Any]) -> Answerer:
             with client.stream("POST", f"{base}/v1/chat/completions", json=body) as response:
                 if response.status_code != 200:
                     raise EngineError(_message(response.read()))
-                for line in response.iter_lines():
-                    if line.startswith("data:") and line[5:].strip() != "[DONE]":
-                        yield _delta(json.loads(line[5:]))
+                for line in _lines(response.iter_bytes()):
+                    if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
+                        yield _delta(line[5:])
         except httpx2.HTTPError as error:
             raise EngineError(f"{base}: {error}") from None
 
     return answer
 
 
-def _delta(event: dict[str, Any]) -> str:
-    if "error" in event:
-        raise EngineError(str(event["error"].get("message", event["error"])))
-    choices = event.get("choices") or [{}]
-    return str((choices[0].get("delta") or {}).get("content") or "")
+def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Lines end with \\n: httpx would break them at U+2028 and its like, which may stand inside an event's text."""
+    rest = b""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    error: Any = None
+
+
+_DECODE = msgspec.json.Decoder(_Event).decode
+
+
+def _delta(data: bytes) -> str:
+    """The text that an event brings, often none. Raises EngineError if it is an error, or no chunk of a chat."""
+    try:
+        event = _DECODE(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise EngineError(f"the stream holds an event that is no chat completion chunk: {error}") from None
+    if event.error is not None:
+        told = event.error.get("message") if isinstance(event.error, dict) else None
+        raise EngineError(str(told or event.error or "the server reports an error without a message"))
+    delta = event.choices[0].delta if event.choices else None
+    return (delta and delta.content) or ""
 
 
 def _message(body: bytes) -> str:
