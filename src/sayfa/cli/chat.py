@@ -92,7 +92,7 @@ def _remote(url: str, api_key: str | None, wishes: dict[str, Any]) -> Answerer:
     client = httpx2.Client(headers=headers, timeout=httpx2.Timeout(10.0, read=600.0))
     try:
         model = client.get(f"{base}/v1/models").raise_for_status().json()["data"][0]["id"]
-    except (httpx2.HTTPError, ValueError, LookupError, TypeError) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, LookupError, TypeError) as error:
         raise EngineError(f"{base} names no model: {error}") from None
 
     def answer(messages: list[Message]) -> Iterator[str]:

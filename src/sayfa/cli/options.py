@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from cyclopts import Group, Parameter
 
 from sayfa.base.config import PARTS, Settings
+from sayfa.base.errors import ConfigError
 from sayfa.base.settings import Field, docs, fields, load
 from sayfa.cli.config_file import read_config_file
 
@@ -32,8 +33,14 @@ ServerKey = Annotated[
 
 
 def first_key(given: str | None) -> str | None:
-    """The key that a client sends: in the variable, which is the server's too, several may stand with commas."""
-    return given and given.split(",")[0].strip()
+    """The key that a client sends: in the variable, which is the server's too, several may stand with commas.
+
+    Raises ConfigError if no header can carry it.
+    """
+    key = given and given.split(",")[0].strip()
+    if key and not (key.isascii() and key.isprintable()):
+        raise ConfigError("--api-key holds characters that no HTTP header can carry")
+    return key
 
 
 def with_settings(run: Callable[..., int], parts: Sequence[str], *, model_first: bool = True) -> Callable[..., int]:

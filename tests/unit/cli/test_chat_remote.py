@@ -89,3 +89,9 @@ def test_an_event_that_is_none_ends_the_answer_and_not_the_conversation(answerer
 )  # fmt: skip
 def test_an_event_without_text_says_nothing(answerer_of, data):
     assert "".join(answerer_of(event("a"), b"data:" + data + b"\n\n", event("b"), DONE)([])) == "ab"
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://a\x00b", "nowhere", "http://127.0.0.1:99999"])
+def test_an_address_that_is_none_is_told_in_a_sentence(url):
+    with pytest.raises(EngineError, match="names no model"):
+        chat._remote(url, None, {})

@@ -64,6 +64,8 @@ def test_help_of_offline_commands_shows_no_server_setting(capsys, monkeypatch):
         (["generate"], "nothing to do"), (["generate", "/nowhere.jsonl"], "nowhere.jsonl"),
         (["bench", "serve", "-w", "lod8"], "load8"), (["bench", "serve", "--runs", "0"], "--runs"),
         (["bench", "serve", "--url", "ftp://x"], "http"), (["bench", "paging", "--tokens", "1"], "--tokens"),
+        (["chat", "--url", "http://127.0.0.1:1", "--api-key", "clé"], "--api-key holds characters"),
+        (["bench", "serve", "--url", "http://127.0.0.1:1", "--api-key", "a\nb"], "--api-key holds characters"),
         (["serve", "--host", "0.0.0.0"], "--api-key"), (["serve", "--chat-template", "/nowhere"], "--chat-template"),
     ],
 )  # fmt: skip
