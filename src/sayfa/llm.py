@@ -12,73 +12,24 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import msgspec
 
 from sayfa.base.errors import ConfigError, InvalidRequest, Overloaded
-from sayfa.base.messages import EngineOutput, Request
 from sayfa.base.registry import Registry
 from sayfa.base.sampling_params import SamplingParams
 from sayfa.base.settings import engine_config
-from sayfa.base.step import TokenLogprobs
 from sayfa.hub import resolve_model
+from sayfa.llm_jobs import Answer, Job, Refused, RequestOutput, TokenChoice, Usage
 from sayfa.text.chat_template import ChatTemplate, load_chat_template
-from sayfa.text.detokenizer import Detokenizer
 from sayfa.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from sayfa.engine.engine import Engine
+
+__all__ = ["LLM", "Answer", "RequestOutput", "TokenChoice", "Usage"]
 
 Prompt: TypeAlias = str | list[int]
 Message: TypeAlias = dict[str, Any]
 OnError: TypeAlias = Literal["raise", "return"]
 
 _PARTS = Registry("sayfa.llm", {"build_engine": "sayfa.engine.build:build_engine"})
-
-
-class TokenChoice(msgspec.Struct, frozen=True):
-    """One token of an answer with its log-probability; `top` holds (id, text, log-probability), best first."""
-
-    token_id: int
-    text: str
-    logprob: float
-    rank: int
-    top: list[tuple[int, str, float]]
-
-
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of a request: prompt, all answers together, and how many of the prompt's were found in the cache."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer to a prompt.
-
-    finish_reason: "stop" (end token or stop string), "length", "deadline" or "error" (then `error` is a sentence).
-    stop_reason: the stop string, or the id of the token, that ended it.
-    """
-
-    index: int
-    text: str
-    token_ids: list[int]
-    finish_reason: str
-    stop_reason: str | int | None = None
-    logprobs: list[TokenChoice] | None = None
-    error: str | None = None
-
-
-class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What a prompt gave: `outputs` are its `n` answers in order; `text` is the first one's."""
-
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[Answer]
-    usage: Usage
-    prompt_logprobs: list[TokenChoice] | None = None
-
-    @property
-    def text(self) -> str:
-        """The first answer's text."""
-        return self.outputs[0].text
 
 
 class LLM:
@@ -160,7 +111,7 @@ class LLM:
         finally:
             self._clear([request.id])
 
-    def _checked(self, make: "Callable[[], _Job]", errors: OnError) -> "_Job | _Refused":
+    def _checked(self, make: Callable[[], Job], errors: OnError) -> Job | Refused:
         """Make a job that the engine would take. Raises InvalidRequest, or wraps it for errors="return"."""
         if errors not in get_args(OnError):
             raise ConfigError(f"errors is {errors!r}; choose one of {', '.join(get_args(OnError))}")
@@ -170,21 +121,21 @@ class LLM:
         except InvalidRequest as error:
             if errors == "raise":
                 raise
-            return _Refused(str(error))
+            return Refused(str(error))
         return job
 
-    def _prompt_job(self, prompt: Prompt, params: SamplingParams) -> "_Job":
+    def _prompt_job(self, prompt: Prompt, params: SamplingParams) -> Job:
         ids = prompt if isinstance(prompt, list) else self._tokenizer.encode(prompt)
-        return _Job(self._tokenizer, None if isinstance(prompt, list) else prompt, ids, params)
+        return Job(self._tokenizer, None if isinstance(prompt, list) else prompt, ids, params)
 
-    def _chat_job(self, conversation: Sequence[Message], params: SamplingParams) -> "_Job":
+    def _chat_job(self, conversation: Sequence[Message], params: SamplingParams) -> Job:
         if self._template is None:
             raise InvalidRequest("this model has no chat template; use `generate`, or give one with `chat_template`")
         goes_on = bool(conversation) and conversation[-1].get("role") == "assistant"
         rendered = self._template.render(
             conversation, add_generation_prompt=not goes_on, continue_final_message=goes_on
         )
-        return _Job(self._tokenizer, rendered.text, rendered.encode(self._tokenizer), params)
+        return Job(self._tokenizer, rendered.text, rendered.encode(self._tokenizer), params)
 
     def _new_id(self) -> str:
         self._num_requests += 1
@@ -197,11 +148,11 @@ class LLM:
             self._engine.step()
 
     def _run(
-        self, jobs: "Sequence[_Job | _Refused]", on_progress: Callable[[int, int], None] | None
+        self, jobs: Sequence[Job | Refused], on_progress: Callable[[int, int], None] | None
     ) -> list[RequestOutput]:
         """Feed the jobs as the engine has room, step until all are done."""
-        engine, waiting = self._engine, [job for job in reversed(jobs) if isinstance(job, _Job)]
-        open_jobs: dict[str, _Job] = {}
+        engine, waiting = self._engine, [job for job in reversed(jobs) if isinstance(job, Job)]
+        open_jobs: dict[str, Job] = {}
         done = len(jobs) - len(waiting)
         try:
             while waiting or open_jobs:
@@ -222,7 +173,7 @@ class LLM:
             self._clear(list(open_jobs))
         return [job.result() for job in jobs]
 
-    def _feed(self, waiting: "list[_Job]", open_jobs: "dict[str, _Job]") -> None:
+    def _feed(self, waiting: list[Job], open_jobs: dict[str, Job]) -> None:
         """Hand jobs to the engine, last first, until its queue is full."""
         while waiting and len(open_jobs) < 2 * self._engine.info.max_num_seqs:
             request = waiting[-1].request(self._new_id(), self._tokenizer)
@@ -233,119 +184,6 @@ class LLM:
                     raise
                 return
             open_jobs[request.id] = waiting.pop()
-
-
-class _Branch:
-    """One answer in the making."""
-
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
-        self.detokenizer = Detokenizer(
-            tokenizer, params.stop, params.include_stop_str_in_output, params.skip_special_tokens
-        )
-        self.token_ids: list[int] = []
-        self.logprobs: list[TokenLogprobs] = []
-        self.last: EngineOutput | None = None
-        self.stop_string: str | None = None
-
-    @property
-    def done(self) -> bool:
-        return self.last is not None or self.stop_string is not None
-
-    def take(self, output: EngineOutput) -> None:
-        for index, token in enumerate(output.tokens):
-            if self.stop_string is not None:
-                return
-            self.token_ids.append(token)
-            self.logprobs += output.logprobs[index : index + 1]
-            self.detokenizer.push([token], output.finish is not None and index + 1 == len(output.tokens))
-            self.stop_string = self.detokenizer.stop_string
-        if output.finish is not None and self.stop_string is None:
-            self.detokenizer.push([], True)
-            self.last = output
-
-
-class _Refused:
-    """One prompt that cannot be served, and why."""
-
-    def __init__(self, error: str) -> None:
-        self._error = error
-
-    def result(self) -> RequestOutput:
-        """Say so in the form of an answer."""
-        answer = Answer(index=0, text="", token_ids=[], finish_reason="error", error=self._error)
-        usage = Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=0)
-        return RequestOutput(prompt=None, prompt_token_ids=[], outputs=[answer], usage=usage)
-
-
-class _Job:
-    """One prompt, its wishes and what came back."""
-
-    def __init__(self, tokenizer: Tokenizer, prompt: str | None, ids: list[int], params: SamplingParams) -> None:
-        self._tokenizer = tokenizer
-        self._prompt = prompt
-        self._ids = ids
-        self._params = params
-        self._branches = [_Branch(tokenizer, params) for _ in range(params.n)]
-        self._prompt_logprobs: list[TokenLogprobs] = []
-        self._num_cached = 0
-
-    def request(self, request_id: str, tokenizer: Tokenizer) -> Request:
-        """Make the engine's request. Raises InvalidRequest."""
-        self._params.check()
-        params = msgspec.structs.replace(self._params, eos_token_ids=sorted(tokenizer.eos_ids))
-        return Request(id=request_id, prompt=self._ids, params=params)
-
-    def take(self, output: EngineOutput) -> bool:
-        """Take a step's output of one branch; tell whether all branches are done."""
-        self._prompt_logprobs += output.prompt_logprobs
-        self._num_cached = max(self._num_cached, output.num_cached)
-        branch = self._branches[output.branch]
-        if not branch.done:
-            branch.take(output)
-        return all(branch.done for branch in self._branches)
-
-    def stopped(self, output: EngineOutput) -> bool:
-        """Whether a stop string has ended this output's branch while the engine goes on with it."""
-        return output.finish is None and self._branches[output.branch].stop_string is not None
-
-    @property
-    def text(self) -> str:
-        """The first answer's text so far."""
-        return self._branches[0].detokenizer.text
-
-    def result(self) -> RequestOutput:
-        """Put together what came."""
-        answers = [self._answer(index, branch) for index, branch in enumerate(self._branches)]
-        usage = Usage(
-            prompt_tokens=len(self._ids),
-            completion_tokens=sum(len(answer.token_ids) for answer in answers),
-            cached_tokens=self._num_cached,
-        )
-        scored = None
-        if self._params.prompt_logprobs is not None:
-            scored = list(self._choices(self._ids[1:], self._prompt_logprobs))
-        return RequestOutput(
-            prompt=self._prompt, prompt_token_ids=self._ids, outputs=answers, usage=usage, prompt_logprobs=scored
-        )
-
-    def _answer(self, index: int, branch: _Branch) -> Answer:
-        last = branch.last
-        reason: str = "stop" if branch.stop_string is not None or last is None or last.finish is None else last.finish
-        return Answer(
-            index=index,
-            text=branch.detokenizer.text,
-            token_ids=branch.token_ids,
-            finish_reason=reason,
-            stop_reason=branch.stop_string if last is None else last.stop_token,
-            logprobs=None if self._params.logprobs is None else list(self._choices(branch.token_ids, branch.logprobs)),
-            error=None if last is None else last.error,
-        )
-
-    def _choices(self, ids: list[int], scores: list[TokenLogprobs]) -> Iterator[TokenChoice]:
-        text = self._tokenizer.token_text
-        for token, score in zip(ids, scores, strict=False):
-            top = [(other, text(other), value) for other, value in zip(score.top_ids, score.top_logprobs, strict=True)]
-            yield TokenChoice(token, text(token), score.logprob, score.rank, top)
 
 
 def _read_template(path: str) -> str:

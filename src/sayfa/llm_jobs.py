@@ -1,0 +1,176 @@
+"""Jobs of the offline door: what one prompt asks of the engine, what came back of it so far, and what its caller gets.
+
+Called by `llm`, which gives the records their public names. Knows one request at a time, and no engine.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from sayfa.base.messages import EngineOutput, Request
+from sayfa.base.sampling_params import SamplingParams
+from sayfa.base.step import TokenLogprobs
+from sayfa.text.detokenizer import Detokenizer
+from sayfa.text.tokenizer import Tokenizer
+
+
+class TokenChoice(msgspec.Struct, frozen=True):
+    """One token of an answer with its log-probability; `top` holds (id, text, log-probability), best first."""
+
+    token_id: int
+    text: str
+    logprob: float
+    rank: int
+    top: list[tuple[int, str, float]]
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of a request: prompt, all answers together, and how many of the prompt's were found in the cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer to a prompt.
+
+    finish_reason: "stop" (end token or stop string), "length", "deadline" or "error" (then `error` is a sentence).
+    stop_reason: the stop string, or the id of the token, that ended it.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    stop_reason: str | int | None = None
+    logprobs: list[TokenChoice] | None = None
+    error: str | None = None
+
+
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What a prompt gave: `outputs` are its `n` answers in order; `text` is the first one's."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[Answer]
+    usage: Usage
+    prompt_logprobs: list[TokenChoice] | None = None
+
+    @property
+    def text(self) -> str:
+        """The first answer's text."""
+        return self.outputs[0].text
+
+
+class _Branch:
+    """One answer in the making."""
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+        self.detokenizer = Detokenizer(
+            tokenizer, params.stop, params.include_stop_str_in_output, params.skip_special_tokens
+        )
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.last: EngineOutput | None = None
+        self.stop_string: str | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.last is not None or self.stop_string is not None
+
+    def take(self, output: EngineOutput) -> None:
+        for index, token in enumerate(output.tokens):
+            if self.stop_string is not None:
+                return
+            self.token_ids.append(token)
+            self.logprobs += output.logprobs[index : index + 1]
+            self.detokenizer.push([token], output.finish is not None and index + 1 == len(output.tokens))
+            self.stop_string = self.detokenizer.stop_string
+        if output.finish is not None and self.stop_string is None:
+            self.detokenizer.push([], True)
+            self.last = output
+
+
+class Refused:
+    """One prompt that cannot be served, and why."""
+
+    def __init__(self, error: str) -> None:
+        self._error = error
+
+    def result(self) -> RequestOutput:
+        """Say so in the form of an answer."""
+        answer = Answer(index=0, text="", token_ids=[], finish_reason="error", error=self._error)
+        usage = Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=0)
+        return RequestOutput(prompt=None, prompt_token_ids=[], outputs=[answer], usage=usage)
+
+
+class Job:
+    """One prompt, its wishes and what came back."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: str | None, ids: list[int], params: SamplingParams) -> None:
+        self._tokenizer = tokenizer
+        self._prompt = prompt
+        self._ids = ids
+        self._params = params
+        self._branches = [_Branch(tokenizer, params) for _ in range(params.n)]
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._num_cached = 0
+
+    def request(self, request_id: str, tokenizer: Tokenizer) -> Request:
+        """Make the engine's request. Raises InvalidRequest."""
+        self._params.check()
+        params = msgspec.structs.replace(self._params, eos_token_ids=sorted(tokenizer.eos_ids))
+        return Request(id=request_id, prompt=self._ids, params=params)
+
+    def take(self, output: EngineOutput) -> bool:
+        """Take a step's output of one branch; tell whether all branches are done."""
+        self._prompt_logprobs += output.prompt_logprobs
+        self._num_cached = max(self._num_cached, output.num_cached)
+        branch = self._branches[output.branch]
+        if not branch.done:
+            branch.take(output)
+        return all(branch.done for branch in self._branches)
+
+    def stopped(self, output: EngineOutput) -> bool:
+        """Whether a stop string has ended this output's branch while the engine goes on with it."""
+        return output.finish is None and self._branches[output.branch].stop_string is not None
+
+    @property
+    def text(self) -> str:
+        """The first answer's text so far."""
+        return self._branches[0].detokenizer.text
+
+    def result(self) -> RequestOutput:
+        """Put together what came."""
+        answers = [self._answer(index, branch) for index, branch in enumerate(self._branches)]
+        usage = Usage(
+            prompt_tokens=len(self._ids),
+            completion_tokens=sum(len(answer.token_ids) for answer in answers),
+            cached_tokens=self._num_cached,
+        )
+        scored = None
+        if self._params.prompt_logprobs is not None:
+            scored = list(self._choices(self._ids[1:], self._prompt_logprobs))
+        return RequestOutput(
+            prompt=self._prompt, prompt_token_ids=self._ids, outputs=answers, usage=usage, prompt_logprobs=scored
+        )
+
+    def _answer(self, index: int, branch: _Branch) -> Answer:
+        last = branch.last
+        reason: str = "stop" if branch.stop_string is not None or last is None or last.finish is None else last.finish
+        return Answer(
+            index=index,
+            text=branch.detokenizer.text,
+            token_ids=branch.token_ids,
+            finish_reason=reason,
+            stop_reason=branch.stop_string if last is None else last.stop_token,
+            logprobs=None if self._params.logprobs is None else list(self._choices(branch.token_ids, branch.logprobs)),
+            error=None if last is None else last.error,
+        )
+
+    def _choices(self, ids: list[int], scores: list[TokenLogprobs]) -> Iterator[TokenChoice]:
+        text = self._tokenizer.token_text
+        for token, score in zip(ids, scores, strict=False):
+            top = [(other, text(other), value) for other, value in zip(score.top_ids, score.top_logprobs, strict=True)]
+            yield TokenChoice(token, text(token), score.logprob, score.rank, top)
