@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import msgspec
 
-from sayfa.base.errors import ConfigError, InvalidRequest, Overloaded
+from sayfa.base.errors import ConfigError, EngineError, InvalidRequest, Overloaded
+from sayfa.base.messages import EngineOutput, Request
 from sayfa.base.registry import Registry
 from sayfa.base.sampling_params import SamplingParams
 from sayfa.base.settings import engine_config
@@ -36,7 +37,8 @@ class LLM:
     """A model in this process.
 
     model: as on the command line (alias, .gguf file, folder, hub id). options: the engine's settings by their names,
-    for example `max_model_len=4096`, `threads=2`. Raises ConfigError or ModelError. Not for use from several threads.
+    for example `max_model_len=4096`, `threads=2`. Raises ConfigError or ModelError. Not for use from several threads;
+    in one, calls may take turns: while a stream is open, others may be opened and read, and `generate` called.
     """
 
     def __init__(self, model: str, **options: Any) -> None:
@@ -47,6 +49,7 @@ class LLM:
         self._tokenizer = load_tokenizer(path)
         source = None if config.model.chat_template is None else _read_template(config.model.chat_template)
         self._template: ChatTemplate | None = load_chat_template(self._tokenizer, source)
+        self._open = _OpenJobs(self._engine)
         self._num_requests = 0
 
     @property
@@ -98,18 +101,21 @@ class LLM:
         """
         job = self._chat_job(messages, params or SamplingParams())
         request = job.request(self._new_id(), self._tokenizer)
-        self._engine.add(request)
         try:
-            done, given = False, 0
-            while not done:
-                for output in self._engine.step().outputs:
-                    done = done or (output.id == request.id and job.take(output))
-                text = job.text
+            while not self._open.enter(request, job):
+                self._open.step()
+            given = 0
+            while True:
+                text = job.text  # others' steps may have brought it, so it is looked at before the next one
                 if len(text) > given:
                     yield text[given:]
                     given = len(text)
+                elif job.done:
+                    return
+                else:
+                    self._open.step()
         finally:
-            self._clear([request.id])
+            self._open.leave([request.id])
 
     def _checked(self, make: Callable[[], Job], errors: OnError) -> Job | Refused:
         """Make a job that the engine would take. Raises InvalidRequest, or wraps it for errors="return"."""
@@ -141,49 +147,111 @@ class LLM:
         self._num_requests += 1
         return f"offline-{self._num_requests}"
 
-    def _clear(self, ids: list[str]) -> None:
-        """Abort what is left and let the engine come to rest."""
-        self._engine.abort(ids)
-        while self._engine.has_work:
-            self._engine.step()
-
     def _run(
         self, jobs: Sequence[Job | Refused], on_progress: Callable[[int, int], None] | None
     ) -> list[RequestOutput]:
         """Feed the jobs as the engine has room, step until all are done."""
-        engine, waiting = self._engine, [job for job in reversed(jobs) if isinstance(job, Job)]
-        open_jobs: dict[str, Job] = {}
-        done = len(jobs) - len(waiting)
+        waiting = [job for job in reversed(jobs) if isinstance(job, Job)]
+        mine: dict[str, Job] = {}
+        num_done = len(jobs) - len(waiting)
         try:
-            while waiting or open_jobs:
-                self._feed(waiting, open_jobs)
-                for output in engine.step().outputs:
-                    job_or_none = open_jobs.get(output.id)
-                    if job_or_none is None:
-                        continue
-                    if job_or_none.take(output):
-                        del open_jobs[output.id]
-                        engine.abort([output.id])  # the engine does not know of a stop string that ended the last of it
-                        done += 1
-                        if on_progress is not None:
-                            on_progress(done, len(jobs))
-                    elif job_or_none.stopped(output):
-                        engine.abort([output.id], [output.branch])
+            while waiting or mine:
+                self._feed(waiting, mine)
+                if not any(job.done for job in mine.values()):
+                    self._open.step()
+                for request_id in [name for name, job in mine.items() if job.done]:
+                    del mine[request_id]
+                    num_done += 1
+                    if on_progress is not None:
+                        on_progress(num_done, len(jobs))
         finally:
-            self._clear(list(open_jobs))
+            self._open.leave(list(mine))
         return [job.result() for job in jobs]
 
-    def _feed(self, waiting: list[Job], open_jobs: dict[str, Job]) -> None:
+    def _feed(self, waiting: list[Job], mine: dict[str, Job]) -> None:
         """Hand jobs to the engine, last first, until its queue is full."""
-        while waiting and len(open_jobs) < 2 * self._engine.info.max_num_seqs:
+        while waiting and len(mine) < 2 * self._engine.info.max_num_seqs:
             request = waiting[-1].request(self._new_id(), self._tokenizer)
-            try:
-                self._engine.add(request)
-            except Overloaded:
-                if not open_jobs:  # nobody is there who would make room
-                    raise
+            if not self._open.enter(request, waiting[-1]):
                 return
-            open_jobs[request.id] = waiting.pop()
+            mine[request.id] = waiting.pop()
+
+
+class _OpenJobs:
+    """The jobs that are with the engine, of all calls that have not ended.
+
+    Whoever makes a step, each job gets its own outputs of it. A call that ends or is given up says so with `leave`,
+    which may come at any time: a stream that nobody holds is closed wherever garbage is collected, also inside a step.
+    """
+
+    def __init__(self, engine: "Engine") -> None:
+        self._engine = engine
+        self._jobs: dict[str, Job] = {}
+        self._left: list[str] = []
+        self._at_work = False
+
+    def enter(self, request: Request, job: Job) -> bool:
+        """Queue a job's request; False if the queue is full and steps will make room. Raises as `Engine.add`."""
+        self._at_work = True
+        try:
+            self._engine.add(request)
+        except Overloaded:
+            if not self._jobs:  # nobody is there who would make room
+                raise
+            return False
+        finally:
+            self._at_work = False
+        self._jobs[request.id] = job
+        return True
+
+    def step(self) -> None:
+        """Make a step and give each job its outputs. Raises EngineError if the engine has nothing to do."""
+        self._free()
+        if not self._engine.has_work:
+            raise EngineError(
+                "the engine has no work, but an answer has not ended: a step of it failed, or was made by others; "
+                "send the request again"
+            )
+        self._at_work = True
+        try:
+            for output in self._engine.step().outputs:
+                self._give(output)
+        except BaseException:  # who got what is not known: rather no answer than one that lacks a piece
+            self._left += self._jobs
+            self._jobs.clear()
+            raise
+        finally:
+            self._at_work = False
+
+    def leave(self, ids: list[str]) -> None:
+        """End these requests. If nobody else is here, let the engine come to rest."""
+        for request_id in ids:
+            self._jobs.pop(request_id, None)
+        self._left += ids
+        if not self._at_work:
+            self._free()
+
+    def _give(self, output: EngineOutput) -> None:
+        job = self._jobs.get(output.id)
+        if job is None:
+            return
+        if job.take(output):
+            del self._jobs[output.id]
+            self._engine.abort([output.id])  # the engine does not know of a stop string that ended the last of it
+        elif job.stopped(output):
+            self._engine.abort([output.id], [output.branch])
+
+    def _free(self) -> None:
+        """Abort the requests that were left; with no job here, step until the engine has told all."""
+        self._at_work = True
+        try:
+            while self._left or (not self._jobs and self._engine.has_work):
+                ids, self._left = self._left, []
+                self._engine.abort(ids)
+                if not self._jobs and self._engine.has_work:
+                    self._engine.step()
+        finally:
+            self._at_work = False
 
 
 def _read_template(path: str) -> str:

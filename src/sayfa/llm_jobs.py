@@ -130,6 +130,11 @@ class Job:
         branch = self._branches[output.branch]
         if not branch.done:
             branch.take(output)
+        return self.done
+
+    @property
+    def done(self) -> bool:
+        """Whether all branches are done."""
         return all(branch.done for branch in self._branches)
 
     def stopped(self, output: EngineOutput) -> bool:

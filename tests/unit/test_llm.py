@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from fakes.models import make_tiny
-from sayfa import LLM, ConfigError, InvalidRequest, ModelError, SamplingParams
+from sayfa import LLM, ConfigError, EngineError, InvalidRequest, ModelError, SamplingParams
 
 OPTIONS = {"max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 64, "block_size": 16,
            "kv_cache_memory": "4MiB", "executor": "reference", "seed": 1}  # fmt: skip
@@ -167,3 +167,144 @@ def test_unknown_options_and_models_are_refused_by_name(tmp_path):
         LLM("smollm2", max_model_length=4)
     with pytest.raises(ModelError, match="no such file"):
         LLM(str(tmp_path / "nothing.gguf"))
+
+
+# ---------------------------------------------------------------------------------------------- calls that take turns
+
+USER = [{"role": "user", "content": "hi"}]
+OTHER = [{"role": "user", "content": "something else"}]
+WISH = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+
+
+def bound_steps(llm, monkeypatch):
+    """Let the engine end a test that would step for ever."""
+    made, step = [], llm.engine.step
+
+    def counting():
+        made.append(1)
+        assert len(made) < 500, "the engine is made to step for ever"
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", counting)
+
+
+@pytest.fixture
+def counted(llm, monkeypatch):
+    """The model, with an engine that ends a test that would step for ever, and is at rest afterwards."""
+    bound_steps(llm, monkeypatch)
+    yield llm
+    assert not llm.engine.has_requests
+    llm.engine.audit()
+
+
+def test_generate_while_a_stream_is_open_ends_and_neither_loses_a_word(counted):
+    alone, generated = "".join(counted.stream_chat(USER, WISH)), counted.generate(["x", "y"], WISH)
+    stream = counted.stream_chat(USER, WISH)
+    first = next(stream)
+    between = counted.generate(["x", "y"], WISH)
+    assert [output.outputs for output in between] == [output.outputs for output in generated]
+    assert first + "".join(stream) == alone
+
+
+def test_streams_may_be_read_in_turns_and_each_says_what_it_says_alone(counted):
+    chats = [USER, OTHER, USER]
+    wishes = [WISH, WISH, SamplingParams(temperature=1.0, seed=5, max_tokens=31, ignore_eos=True)]
+    alone = ["".join(counted.stream_chat(*pair)) for pair in zip(chats, wishes, strict=True)]
+    streams = [counted.stream_chat(*pair) for pair in zip(chats, wishes, strict=True)]
+    texts = ["", "", ""]
+    going = set(range(3))
+    while going:
+        for index in sorted(going):
+            piece = next(streams[index], None)
+            if piece is None:
+                going.remove(index)
+            else:
+                texts[index] += piece
+    assert texts == alone
+
+
+def test_on_progress_may_call_generate_and_read_streams(counted):
+    stream = counted.stream_chat(USER, WISH)
+    inner, pieces, done = [], [], []
+
+    def progress(num_done, total):
+        done.append((num_done, total))
+        inner.append(counted.generate("inner", WISH)[0].outputs)
+        pieces.append(next(stream, ""))  # the other steps may have brought all of it
+
+    outputs = counted.generate(["a", "b", "c"], WISH, on_progress=progress)
+    assert done == [(1, 3), (2, 3), (3, 3)]
+    assert [output.outputs for output in outputs] == [counted.generate(text, WISH)[0].outputs for text in "abc"]
+    assert inner == [counted.generate("inner", WISH)[0].outputs] * 3
+    assert "".join([*pieces, *stream]) == "".join(counted.stream_chat(USER, WISH))
+
+
+@pytest.mark.parametrize("give_up", ["close", "forget"])
+def test_a_stream_that_is_given_up_frees_its_request_and_others_go_on(counted, give_up):
+    alone = "".join(counted.stream_chat(OTHER, WISH))
+    left, kept = counted.stream_chat(USER, WISH), counted.stream_chat(OTHER, WISH)
+    text = [next(left), next(kept)][1]
+    if give_up == "close":
+        left.close()
+    del left
+    assert len(counted.engine.describe().split("unfinished: ")[1].split(", ")) == 1
+    assert text + "".join(kept) == alone
+
+
+def test_a_stream_that_garbage_collection_closes_inside_a_step_is_freed_after_it(counted, monkeypatch):
+    alone = "".join(counted.stream_chat(OTHER, WISH))
+    left, kept = counted.stream_chat(USER, WISH), counted.stream_chat(OTHER, WISH)
+    text = [next(left), next(kept)][1]
+    execute, inside = counted.engine._runner.execute, []
+
+    def collecting(plan):
+        if not inside:
+            inside.append(1)
+            left.close()
+            assert "2" in counted.engine.describe().split("; ")[1], "the engine was asked for something inside its step"
+        return execute(plan)
+
+    monkeypatch.setattr(counted.engine._runner, "execute", collecting)
+    text += next(kept)
+    next_one = next(kept)
+    assert len(counted.engine.describe().split("unfinished: ")[1].split(", ")) == 1
+    assert text + next_one + "".join(kept) == alone
+
+
+def test_a_full_queue_is_waited_for_while_streams_are_open(tmp_path, monkeypatch):
+    narrow = OPTIONS | {"max_num_seqs": 1, "max_num_queued_reqs": 1}
+    small = LLM(str(make_tiny("llama", tmp_path, seed=3, vocab_size=260)), **narrow)
+    bound_steps(small, monkeypatch)
+    streams = [small.stream_chat(USER, WISH) for _ in range(4)]
+    first = [next(stream) for stream in streams]
+    assert len(small.generate(["a", "b", "c"], WISH)) == 3
+    assert len({start + "".join(stream) for start, stream in zip(first, streams, strict=True)}) == 1
+
+
+@pytest.mark.parametrize("call", [lambda llm: llm.generate("x", WISH), lambda llm: list(llm.stream_chat(USER, WISH))])
+def test_what_no_step_can_bring_on_is_an_error_and_no_endless_loop(counted, monkeypatch, call):
+    add = counted.engine.add
+
+    def lost(request):
+        add(request)
+        while counted.engine.has_work:
+            counted.engine.step()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(counted.engine, "add", lost)
+        with pytest.raises(EngineError, match="has no work"):
+            call(counted)
+    assert counted.generate("x", WISH)[0].outputs[0].finish_reason == "length"
+
+
+def test_an_answer_never_lacks_what_a_failed_step_lost(counted, monkeypatch):
+    stream = counted.stream_chat(USER, WISH)
+    next(stream)
+    step = counted.engine.step
+    monkeypatch.setattr(counted.engine, "step", lambda: (step(), 1 / 0))
+    with pytest.raises(ZeroDivisionError):
+        counted.generate("x", WISH)
+    monkeypatch.setattr(counted.engine, "step", step)
+    with pytest.raises(EngineError, match="has no work"):
+        list(stream)
+    assert counted.generate("x", WISH)[0].outputs[0].finish_reason == "length"
