@@ -106,9 +106,10 @@ class Refused:
 
 
 class Job:
-    """One prompt, its wishes and what came back."""
+    """One prompt, its wishes and what came back. Raises InvalidRequest for wishes that nobody could serve."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: str | None, ids: list[int], params: SamplingParams) -> None:
+        params.check()
         self._tokenizer = tokenizer
         self._prompt = prompt
         self._ids = ids
@@ -118,8 +119,7 @@ class Job:
         self._num_cached = 0
 
     def request(self, request_id: str, tokenizer: Tokenizer) -> Request:
-        """Make the engine's request. Raises InvalidRequest."""
-        self._params.check()
+        """Make the engine's request."""
         params = msgspec.structs.replace(self._params, eos_token_ids=sorted(tokenizer.eos_ids))
         return Request(id=request_id, prompt=self._ids, params=params)
 

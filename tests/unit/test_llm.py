@@ -11,6 +11,8 @@ from sayfa import LLM, ConfigError, EngineError, InvalidRequest, ModelError, Sam
 OPTIONS = {"max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 64, "block_size": 16,
            "kv_cache_memory": "4MiB", "executor": "reference", "seed": 1}  # fmt: skip
 
+USER = [{"role": "user", "content": "hi"}]
+
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory):
@@ -101,12 +103,26 @@ def test_leaving_a_stream_early_leaves_nothing_behind(llm):
     (lambda llm: llm.generate("a", SamplingParams(temperature=-1)), "temperature"),
     (lambda llm: llm.generate("a", SamplingParams(logit_bias={5000: 1.0})), "logit_bias"),
     (lambda llm: llm.chat([[]]), "messages"),
+    (lambda llm: llm.generate("a", SamplingParams(temperature="1")), r"`temperature` is '1' \(str\)"),
+    (lambda llm: llm.generate("a", SamplingParams(n="2")), r"`n` is '2' \(str\)"),
+    (lambda llm: next(llm.stream_chat(USER, SamplingParams(max_tokens=1.5))), r"`max_tokens` is 1.5 \(float\)"),
 ])  # fmt: skip
 def test_what_cannot_be_served_is_said_and_harms_nothing(llm, call, sentence):
     with pytest.raises(InvalidRequest, match=sentence):
         call(llm)
     assert not llm.engine.has_work
     assert llm.generate("fine", SamplingParams(max_tokens=2))[0].text is not None
+
+
+def test_wishes_of_a_wrong_type_are_errors_in_their_place_and_a_lone_stop_text_is_one_string(llm):
+    wishes = [SamplingParams(temperature="1"), SamplingParams(max_tokens=2, ignore_eos=True), SamplingParams(n=None)]
+    outputs = llm.generate(["a", "b", "c"], wishes, errors="return")
+    assert [output.outputs[0].finish_reason for output in outputs] == ["error", "length", "error"]
+    free = llm.generate("x", SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))[0].text
+    stop = free[6:9]
+    fields = {"temperature": 0.0, "max_tokens": 30, "ignore_eos": True, "stop": stop}
+    answer = llm.generate("x", SamplingParams(**fields))[0].outputs[0]
+    assert (answer.text, answer.stop_reason) == (free[: free.index(stop)], stop)
 
 
 def steps_of(llm):
@@ -171,7 +187,6 @@ def test_unknown_options_and_models_are_refused_by_name(tmp_path):
 
 # ---------------------------------------------------------------------------------------------- calls that take turns
 
-USER = [{"role": "user", "content": "hi"}]
 OTHER = [{"role": "user", "content": "something else"}]
 WISH = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 

@@ -1,10 +1,11 @@
-"""What a client may ask of sampling. Frozen, crosses the wire, validates its own ranges.
+"""What a client may ask of sampling. Frozen, crosses the wire, validates its own types and ranges.
 
 Called by the server and by `LLM`; must not know vocabularies, contexts or tenants: what depends on the model is
 checked where the model is known (`server.limits`, `llm`).
 """
 
-import math
+from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -26,8 +27,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     top_k: 0 or -1 switches it off. top_p in (0, 1]. min_p in [0, 1]: relative to the most likely token.
     repetition_penalty counts prompt and output; presence and frequency penalty count the output only.
     seed: None lets the engine draw one; the noise is keyed by (seed, branch, position).
-    stop: strings, looked for by the text side only. stop_token_ids: looked for by the engine; the model's own
-        end tokens are `eos_token_ids` and are put in by the text side, so that the engine needs no tokenizer.
+    stop: strings, or one string, looked for by the text side only. stop_token_ids: looked for by the engine; the
+        model's own end tokens are `eos_token_ids` and are put in by the text side, so that the engine needs no
+        tokenizer.
     logprobs: None for none, else how many alternatives (0 = only the chosen token's). prompt_logprobs alike.
     max_tokens: None means up to the end of the context.
     """
@@ -45,7 +47,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int = 0
-    stop: list[str] = []
+    stop: str | list[str] = []
     include_stop_str_in_output: bool = False
     stop_token_ids: list[int] = []
     eos_token_ids: list[int] = []
@@ -54,10 +56,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
 
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):  # a text is a sequence of texts, too: as one it would mean each of its letters
+            msgspec.structs.force_setattr(self, "stop", [self.stop])
+
     def check(self) -> None:
-        """Raise InvalidRequest naming the first field that is out of its closed range."""
-        for name, low, high in _RANGES:
+        """Raise InvalidRequest naming the first field that has another type or is out of its closed range.
+
+        Nobody but the wire looks at types before, so a caller in this process may have put anything in.
+        """
+        for name, kinds, low, high in _RANGES:
             value = getattr(self, name)
+            if type(value) not in kinds and not _is_one(value, kinds):
+                raise _wrong_type(name, value, kinds)
             if value is not None and not (low <= value <= high):
                 raise InvalidRequest(f"`{name}` is {value!r}, but must lie in [{low}, {high}].", param=name)
         if not self.top_p > 0:
@@ -72,18 +83,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"`min_tokens` is {self.min_tokens}, which is more than `max_tokens` ({self.max_tokens}).",
                 param="min_tokens",
             )
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise _wrong_type(name, getattr(self, name), (bool,))
         self._check_lists()
 
     def _check_lists(self) -> None:
-        for name, limit in (
-            ("stop", MAX_STOP_STRINGS),
-            ("stop_token_ids", MAX_STOP_TOKEN_IDS),
-            ("logit_bias", MAX_LOGIT_BIAS),
-        ):
-            if len(getattr(self, name)) > limit:
-                raise InvalidRequest(
-                    f"`{name}` has {len(getattr(self, name))} entries; at most {limit} are allowed.", param=name
-                )
+        for name, holder, kinds, limit in _LISTS:
+            values = getattr(self, name)
+            if not _is_one(values, holder):
+                raise _wrong_type(name, values, holder)
+            if not values:
+                continue
+            if limit is not None and len(values) > limit:
+                raise InvalidRequest(f"`{name}` has {len(values)} entries; at most {limit} are allowed.", param=name)
+            _check_entries(name, values, kinds)
         for text in self.stop:
             if not text:
                 raise InvalidRequest("`stop` holds an empty string; leave it out or give text.", param="stop")
@@ -91,8 +105,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise InvalidRequest(
                     f"`stop` holds a string of {len(text)} characters; at most {MAX_STOP_CHARS}.", param="stop"
                 )
+        _check_entries("logit_bias", self.logit_bias.values(), _NUMBER)
         for bias in self.logit_bias.values():
-            if not (math.isfinite(bias) and -100 <= bias <= 100):
+            if not -100 <= bias <= 100:
                 raise InvalidRequest(f"`logit_bias` holds {bias!r}; values lie in [-100, 100].", param="logit_bias")
 
     def check_vocabulary(self, vocab_size: int) -> None:
@@ -111,19 +126,67 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.temperature < 1e-5
 
 
+def _is_one(value: Any, kinds: tuple[type, ...]) -> bool:
+    """Whether it is of these kinds, or made from one of them. A switch is no number, although Python says so."""
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def _check_entries(name: str, entries: Iterable[Any], kinds: tuple[type, ...]) -> None:
+    if set(map(type, entries)).issubset(kinds):  # quick: thousands of ids may be allowed
+        return
+    for entry in entries:
+        if not _is_one(entry, kinds):
+            raise InvalidRequest(
+                f"`{name}` holds {entry!r:.80} ({type(entry).__name__}), but its entries must be {_WORDS[kinds]}s.",
+                param=name,
+            )
+
+
+def _wrong_type(name: str, value: Any, kinds: tuple[type, ...]) -> InvalidRequest:
+    return InvalidRequest(
+        f"`{name}` is {value!r:.80} ({type(value).__name__}), but must be {_ARTICLE.get(kinds, 'a ')}{_WORDS[kinds]}.",
+        param=name,
+    )
+
+
+_NUMBER = (float, int)
+_WHOLE = (int,)
+_WHOLE_OR_NONE = (int, type(None))
+_SEVERAL = (list, tuple)
+_SEVERAL_OR_NONE = (list, tuple, type(None))
+_WORDS: dict[tuple[type, ...], str] = {
+    _NUMBER: "number",
+    _WHOLE: "whole number",
+    _WHOLE_OR_NONE: "whole number or None",
+    (str,): "string",
+    (bool,): "True or False",
+    (dict,): "dict from token ids to numbers",
+    _SEVERAL: "list",
+    _SEVERAL_OR_NONE: "list or None",
+}
+_ARTICLE: dict[tuple[type, ...], str] = {(bool,): ""}
+
 # Closed ranges, tested as `low <= value <= high` being true, so that NaN fails each of them.
-_RANGES: tuple[tuple[str, float, float], ...] = (
-    ("n", 1, MAX_N),
-    ("temperature", 0.0, 100.0),
-    ("top_p", 0.0, 1.0),
-    ("top_k", -1, 2**31 - 1),
-    ("min_p", 0.0, 1.0),
-    ("repetition_penalty", 0.0, 100.0),
-    ("presence_penalty", -2.0, 2.0),
-    ("frequency_penalty", -2.0, 2.0),
-    ("seed", -MAX_SEED - 1, MAX_SEED),
-    ("max_tokens", 0, 2**31 - 1),
-    ("min_tokens", 0, 2**31 - 1),
-    ("logprobs", 0, MAX_TOP_LOGPROBS),
-    ("prompt_logprobs", 0, MAX_TOP_LOGPROBS),
+_RANGES: tuple[tuple[str, tuple[type, ...], float, float], ...] = (
+    ("n", _WHOLE, 1, MAX_N),
+    ("temperature", _NUMBER, 0.0, 100.0),
+    ("top_p", _NUMBER, 0.0, 1.0),
+    ("top_k", _WHOLE, -1, 2**31 - 1),
+    ("min_p", _NUMBER, 0.0, 1.0),
+    ("repetition_penalty", _NUMBER, 0.0, 100.0),
+    ("presence_penalty", _NUMBER, -2.0, 2.0),
+    ("frequency_penalty", _NUMBER, -2.0, 2.0),
+    ("seed", _WHOLE_OR_NONE, -MAX_SEED - 1, MAX_SEED),
+    ("max_tokens", _WHOLE_OR_NONE, 0, 2**31 - 1),
+    ("min_tokens", _WHOLE, 0, 2**31 - 1),
+    ("logprobs", _WHOLE_OR_NONE, 0, MAX_TOP_LOGPROBS),
+    ("prompt_logprobs", _WHOLE_OR_NONE, 0, MAX_TOP_LOGPROBS),
+)
+_SWITCHES = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
+_LISTS: tuple[tuple[str, tuple[type, ...], tuple[type, ...], int | None], ...] = (
+    ("stop", _SEVERAL, (str,), MAX_STOP_STRINGS),
+    ("stop_token_ids", _SEVERAL, _WHOLE, MAX_STOP_TOKEN_IDS),
+    ("eos_token_ids", _SEVERAL, _WHOLE, None),
+    ("allowed_token_ids", _SEVERAL_OR_NONE, _WHOLE, None),
+    ("logit_bias", (dict,), _WHOLE, MAX_LOGIT_BIAS),
 )
