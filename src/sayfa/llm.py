@@ -4,8 +4,9 @@ Called by users and by `sayfa generate`. Text goes in and comes out here; the en
 Importing this file loads neither numpy nor torch: the engine is imported when an `LLM` is made.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -72,12 +73,14 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue each prompt (text or token ids); return the outputs in the order of the prompts.
 
+        prompts: a text, a sequence of whole numbers (one prompt of ids), or a sequence of such texts and sequences.
         params: one for all, or one for each. on_progress: called with (prompts done, all) after each that is done. A
         request that cannot be served raises InvalidRequest before any work or, with errors="return", has an `error`
         in its output as one that fails later does; the others are served.
         """
-        pairs = _pair(_as_list(prompts), params)
-        return self._run([self._checked(partial(self._prompt_job, *pair), errors) for pair in pairs], on_progress)
+        numbered = enumerate(_pair(_as_list(prompts), params))
+        jobs = [self._checked(partial(self._prompt_job, f"prompt {i}", *pair), errors) for i, pair in numbered]
+        return self._run(jobs, on_progress)
 
     def chat(
         self,
@@ -91,6 +94,10 @@ class LLM:
 
         If the last message is the assistant's, it is continued.
         """
+        if not _is_sequence(messages):
+            raise InvalidRequest(
+                f"the messages are of type {_type(messages)}; give a list of them, or a list of lists."
+            )
         conversations = [messages] if messages and isinstance(messages[0], dict) else messages
         pairs = _pair(list(conversations), params)
         return self._run([self._checked(partial(self._chat_job, *pair), errors) for pair in pairs], on_progress)
@@ -99,7 +106,8 @@ class LLM:
         """Answer one conversation, yielding the text as it comes (of the first answer). Leaving early ends the
         request.
         """
-        job = self._chat_job(messages, params or SamplingParams())
+        [(messages, params)] = _pair([messages], params)
+        job = self._chat_job(messages, params)
         request = job.request(self._new_id(), self._tokenizer)
         try:
             while not self._open.enter(request, job):
@@ -130,13 +138,16 @@ class LLM:
             return Refused(str(error))
         return job
 
-    def _prompt_job(self, prompt: Prompt, params: SamplingParams) -> Job:
-        ids = prompt if isinstance(prompt, list) else self._tokenizer.encode(prompt)
-        return Job(self._tokenizer, None if isinstance(prompt, list) else prompt, ids, params)
+    def _prompt_job(self, name: str, prompt: Prompt, params: SamplingParams) -> Job:
+        if isinstance(prompt, str):
+            return Job(self._tokenizer, prompt, self._tokenizer.encode(prompt), params)
+        return Job(self._tokenizer, None, _token_ids(name, prompt), params)
 
     def _chat_job(self, conversation: Sequence[Message], params: SamplingParams) -> Job:
         if self._template is None:
             raise InvalidRequest("this model has no chat template; use `generate`, or give one with `chat_template`")
+        if not _is_sequence(conversation) or not all(isinstance(each, Mapping) for each in conversation):
+            raise InvalidRequest('a conversation is a list of messages, each a dict: {"role": ..., "content": ...}.')
         goes_on = bool(conversation) and conversation[-1].get("role") == "assistant"
         rendered = self._template.render(
             conversation, add_generation_prompt=not goes_on, continue_final_message=goes_on
@@ -261,21 +272,52 @@ def _read_template(path: str) -> str:
         raise ConfigError(f"the chat template {path!r} cannot be read: {error}") from error
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Tell one prompt from several: a list of ints is one prompt of token ids."""
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
+    """Tell one prompt from several: a sequence of whole numbers is one prompt of token ids."""
     if isinstance(prompts, str):
         return [prompts]
-    if prompts and all(isinstance(item, int) for item in prompts):
-        return [[int(item) for item in prompts if isinstance(item, int)]]
-    return [prompt for prompt in prompts if not isinstance(prompt, int)]
+    if not _is_sequence(prompts):
+        raise InvalidRequest(
+            f"the prompts are of type {_type(prompts)}; give a text, a list of token ids, or a list of such prompts."
+        )
+    if any(isinstance(item, Integral) for item in prompts):
+        return [_token_ids("the one prompt of token ids", prompts)]
+    return list(prompts)
+
+
+def _token_ids(name: str, ids: Any) -> list[int]:
+    """Take whole numbers, also numpy's. Raises InvalidRequest naming the place of what is none."""
+    if not _is_sequence(ids):
+        raise InvalidRequest(f"{name} is of type {_type(ids)}; give a text or a list of token ids.", param="prompt")
+    if set(map(type, ids)) <= {int}:
+        return list(ids)
+    for place, item in enumerate(ids):
+        if isinstance(item, bool) or not isinstance(item, Integral):
+            raise InvalidRequest(
+                f"{name} holds at place {place} a value of type {_type(item)}; token ids are whole numbers.",
+                param="prompt",
+            )
+    return [int(item) for item in ids]
+
+
+def _is_sequence(value: Any) -> bool:
+    """Whether it is a list or like one; bytes are, to Python, but mean text that lacks its encoding."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
+
+
+def _type(value: Any) -> str:
+    return type(value).__name__
 
 
 def _pair(
     items: list[Any], params: SamplingParams | Sequence[SamplingParams] | None
 ) -> Iterator[tuple[Any, SamplingParams]]:
-    """Give each item its params. Raises InvalidRequest if there are more of one than of the other."""
+    """Give each item its params. Raises InvalidRequest for params that are none, or not as many as items."""
     if params is None or isinstance(params, SamplingParams):
         params = [params or SamplingParams()] * len(items)
+    wrong = [params] if not _is_sequence(params) else [each for each in params if not isinstance(each, SamplingParams)]
+    if wrong:
+        raise InvalidRequest(f"params of type {_type(wrong[0])} were given; give SamplingParams, or a list of them.")
     if len(params) != len(items):
         raise InvalidRequest(
             f"there are {len(items)} prompts but {len(params)} params; give one for all or one for each."

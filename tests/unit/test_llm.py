@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from fakes.models import make_tiny
@@ -123,6 +124,61 @@ def test_wishes_of_a_wrong_type_are_errors_in_their_place_and_a_lone_stop_text_i
     fields = {"temperature": 0.0, "max_tokens": 30, "ignore_eos": True, "stop": stop}
     answer = llm.generate("x", SamplingParams(**fields))[0].outputs[0]
     assert (answer.text, answer.stop_reason) == (free[: free.index(stop)], stop)
+
+
+@pytest.mark.parametrize(("prompts", "sentence"), [
+    ([28, "hello", 4], "holds at place 1 a value of type str"),
+    (["hello", 4], "holds at place 0 a value of type str"),
+    ([1, True], "at place 1 a value of type bool"),
+    ([[1, 2.0]], "prompt 0 holds at place 1 a value of type float"),
+    (["fine", [3, None]], "prompt 1 holds at place 1 a value of type NoneType"),
+    (["fine", None], "prompt 1 is of type NoneType"),
+    ([b"hello"], "prompt 0 is of type bytes"),
+    ([1.5], "prompt 0 is of type float"),
+    ([["hello"]], "prompt 0 holds at place 0 a value of type str"),
+    (b"hello", "the prompts are of type bytes"),
+    (bytearray(b"hello"), "the prompts are of type bytearray"),
+    (np.array([1, 2]), "the prompts are of type ndarray"),
+    ([np.array([1, 2])], "prompt 0 is of type ndarray"),
+    ({"prompt": "x"}, "the prompts are of type dict"),
+    (None, "the prompts are of type NoneType"),
+    (7, "the prompts are of type int"),
+])  # fmt: skip
+def test_prompts_of_a_wrong_type_are_named_with_their_place(llm, prompts, sentence):
+    before = steps_of(llm)
+    with pytest.raises(InvalidRequest, match=sentence):
+        llm.generate(prompts)
+    assert steps_of(llm) == before
+
+
+def test_ids_may_be_tuples_and_numpy_integers(llm):
+    wish = SamplingParams(temperature=0.0, max_tokens=4)
+    [expected] = llm.generate([1, 2, 3], wish)
+    for one in ((1, 2, 3), [np.int64(1), 2, np.uint8(3)], range(1, 4), [(1, 2, 3)], [[np.int32(1), 2, 3]]):
+        [output] = llm.generate(one, wish)
+        assert output == expected
+        assert set(map(type, output.prompt_token_ids)) == {int}
+
+
+def test_a_prompt_of_a_wrong_type_may_be_an_error_in_its_place(llm):
+    outputs = llm.generate(["a", None, [1, "b"], b"c"], SamplingParams(max_tokens=2), errors="return")
+    assert [output.outputs[0].error is None for output in outputs] == [True, False, False, False]
+    outputs = llm.chat([USER, "hello", [None]], SamplingParams(max_tokens=2), errors="return")
+    assert [output.outputs[0].error is None for output in outputs] == [True, False, False]
+
+
+@pytest.mark.parametrize(("call", "sentence"), [
+    (lambda llm: llm.chat("hello"), "the messages are of type str"),
+    (lambda llm: llm.chat(USER[0]), "the messages are of type dict"),
+    (lambda llm: llm.chat(["hello"]), "a conversation is a list of messages"),
+    (lambda llm: next(llm.stream_chat("hello")), "a conversation is a list of messages"),
+    (lambda llm: next(llm.stream_chat(USER, {"n": 1})), "params of type dict were given"),
+    (lambda llm: llm.generate("a", {"max_tokens": 3}), "params of type dict were given"),
+    (lambda llm: llm.generate("a", [{"max_tokens": 3}]), "params of type dict were given"),
+])  # fmt: skip
+def test_messages_and_params_of_a_wrong_type_are_named(llm, call, sentence):
+    with pytest.raises(InvalidRequest, match=sentence):
+        call(llm)
 
 
 def steps_of(llm):
