@@ -50,22 +50,35 @@ def run_generate(
         raise ConfigError("nothing to do: give prompts with -p, or a JSONL file")
     model = make_llm(settings)
     results = answer_all(model, tasks)
-    lines = [json.dumps(result, ensure_ascii=False) for result in results]
     if output is not None:
         try:
-            write_output(output, ("\n".join(lines) + "\n").encode())
+            write_output(output, (_lines(results, "utf-8") + "\n").encode())
         except ConfigError as error:
-            print("\n".join(lines))
+            print(_lines(results, sys.stdout.encoding))
             print(f"sayfa: error: {error}; the results are on standard output", file=sys.stderr)
             return 1
     elif file is not None:
-        print("\n".join(lines))
+        print(_lines(results, sys.stdout.encoding))
     else:
-        print("\n\n".join(result.get("text", "") for result in results))
+        text = "\n\n".join(result["text"] for result in results)
+        print(text.encode(sys.stdout.encoding, "backslashreplace").decode(sys.stdout.encoding))
     for result in results:
         if "error" in result:
             print(f"sayfa: prompt {result['index']}: {result['error']}", file=sys.stderr)
     return int(any("error" in result for result in results))
+
+
+def _lines(results: list[dict[str, Any]], encoding: str) -> str:
+    """The results as JSONL; a line with characters that the encoding lacks has them escaped."""
+    lines = []
+    for result in results:
+        line = json.dumps(result, ensure_ascii=False)
+        try:
+            line.encode(encoding)
+        except UnicodeEncodeError:
+            line = json.dumps(result)
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def make_llm(settings: Settings) -> public.LLM:
@@ -117,7 +130,20 @@ def _task(value: Any, wishes: dict[str, Any], where: str) -> Task:
         task.params.check()
     except (msgspec.ValidationError, InvalidRequest) as error:
         raise ConfigError(f"{where}: {error}") from None
-    return msgspec.structs.replace(task, id=fields.get("custom_id", fields.get("id")))
+    return msgspec.structs.replace(task, id=_own_id(fields, where))
+
+
+def _own_id(fields: dict[str, Any], where: str) -> Any:
+    """The caller's id. Raises ConfigError for one that could not be written at the end of the work."""
+    name = "custom_id" if "custom_id" in fields else "id"
+    value = fields.get(name)
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        raise ConfigError(
+            f"{where}: `{name}` holds a lone surrogate, NaN or an infinity, which no JSON file can hold; leave it out"
+        ) from None
+    return value
 
 
 def answer_all(model: public.LLM, tasks: list[Task]) -> list[dict[str, Any]]:

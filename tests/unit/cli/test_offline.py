@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from sayfa.base.errors import ConfigError, EngineError
+from sayfa.cli import offline
 from sayfa.cli.chat import talk
 from sayfa.cli.offline import answer_all, read_tasks
 from sayfa.llm import Answer, RequestOutput, Usage
@@ -40,6 +41,41 @@ def test_a_wrong_line_stops_everything_before_any_work_and_is_named(tmp_path, li
     with pytest.raises(ConfigError, match="line 2") as caught:
         tasks_of(tmp_path, '"good"', line)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["id", "custom_id"])
+@pytest.mark.parametrize("value", ["\ud800", ["a", "x\udfff"], {"\udc00": 1}, float("nan"), {"a": float("inf")}])
+def test_an_id_that_no_result_file_could_hold_is_refused_before_any_work(tmp_path, name, value):
+    with pytest.raises(ConfigError, match=f"line 2: `{name}` holds"):
+        tasks_of(tmp_path, '"good"', {"prompt": "hi", name: value})
+
+
+@pytest.mark.parametrize("value", ["é \U0001f600", "", 0, -1.5, None, True, ["x"], {"a": {"b": "é"}}])
+def test_any_other_id_comes_back_as_it_was(tmp_path, value):
+    [task] = tasks_of(tmp_path, {"prompt": "hi", "id": value})
+    assert task.id == value
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("from_file", [False, True])
+def test_results_reach_a_standard_output_of_any_encoding(tmp_path, monkeypatch, encoding, from_file):
+    file = tmp_path / "in.jsonl"
+    file.write_text('"é \u263a"', "utf-8")
+    sink = io.BytesIO()
+    monkeypatch.setattr(offline.log, "setup", lambda *level: None)
+    monkeypatch.setattr(offline, "make_llm", lambda settings: FakeModel())
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(sink, encoding))
+    given = ([], file) if from_file else (["é \u263a"], None)
+    assert offline.run_generate(None, *given, None, {}) == 0
+    offline.sys.stdout.flush()
+    written = sink.getvalue().decode(encoding)
+    if from_file:
+        assert json.loads(written)["text"] == "é \u263a"
+    else:
+        assert (
+            written
+            == ("é \u263a" if encoding == "utf-8" else {"ascii": "\\xe9", "latin-1": "é"}[encoding] + " \\u263a") + "\n"
+        )
 
 
 class FakeModel:
