@@ -19,8 +19,11 @@ from sayfa.base.errors import ConfigError, InvalidRequest
 from sayfa.base.faults import fault
 from sayfa.base.sampling_params import SamplingParams
 from sayfa.base.settings import nearest
+from sayfa.base.step import TokenLogprobs
 from sayfa.cli.output import check_output, write_output
 from sayfa.cli.show import ProgressLine
+from sayfa.server.answer import Entry
+from sayfa.server.openai.logprobs import chat_logprobs, prompt_logprobs
 
 MAX_LINE_BYTES = 16 << 20
 _PARAMS = {field.name for field in msgspec.structs.fields(SamplingParams)} - {"eos_token_ids"}
@@ -126,7 +129,7 @@ def _task(value: Any, wishes: dict[str, Any], where: str) -> Task:
         raise ConfigError(f"{where}: needs `prompt` or `messages`, and not both")
     params = {**wishes, **{name: item for name, item in fields.items() if name in _PARAMS}}
     try:
-        task = msgspec.convert({"prompt": prompt, "messages": messages, "params": params}, Task)
+        task = msgspec.convert({"prompt": prompt, "messages": messages, "params": params}, Task, str_keys=True)
         task.params.check()
     except (msgspec.ValidationError, InvalidRequest) as error:
         raise ConfigError(f"{where}: {error}") from None
@@ -158,7 +161,8 @@ def answer_all(model: public.LLM, tasks: list[Task]) -> list[dict[str, Any]]:
     chats = [index for index, task in enumerate(tasks) if task.prompt is None]
     for indexes, answer in ((prompts, _continue), (chats, _chat)):
         outputs = answer(model, [tasks[index] for index in indexes], progress) if indexes else []
-        results |= {index: _result(index, tasks[index], output) for index, output in zip(indexes, outputs, strict=True)}
+        for index, output in zip(indexes, outputs, strict=True):
+            results[index] = _result(model, index, tasks[index], output)
     line.clear()
     return [results[index] for index in range(len(tasks))]
 
@@ -173,14 +177,32 @@ def _chat(model: public.LLM, tasks: list[Task], progress: Progress) -> list[publ
     return model.chat(conversations, [task.params for task in tasks], on_progress=progress, errors="return")
 
 
-def _result(index: int, task: Task, output: public.RequestOutput) -> dict[str, Any]:
+def _result(model: public.LLM, index: int, task: Task, output: public.RequestOutput) -> dict[str, Any]:
+    """One line of the results: the first answer, and with `n` above 1 all of them in `choices`."""
     result: dict[str, Any] = {"index": index}
     if task.id is not None:
         result["id"] = task.id
-    first = output.outputs[0]
-    result |= {"text": first.text, "finish_reason": first.finish_reason, "usage": msgspec.to_builtins(output.usage)}
+    result |= _answer(model, task.params, output.outputs[0])
     if len(output.outputs) > 1:
-        result["texts"] = [answer.text for answer in output.outputs]
-    if first.error is not None:
-        result["error"] = first.error
+        result["choices"] = [{"index": each.index, **_answer(model, task.params, each)} for each in output.outputs]
+    if output.prompt_logprobs is not None:
+        scores = [_scores(choice) for choice in output.prompt_logprobs]
+        num_top = task.params.prompt_logprobs or 0
+        result["prompt_logprobs"] = prompt_logprobs(model.tokenizer, output.prompt_token_ids, scores, num_top)
+    result["usage"] = msgspec.to_builtins(output.usage)
     return result
+
+
+def _answer(model: public.LLM, params: SamplingParams, answer: public.Answer) -> dict[str, Any]:
+    shown: dict[str, Any] = {"text": answer.text, "finish_reason": answer.finish_reason}
+    if answer.logprobs is not None:
+        entries = [Entry(0, choice.token_id, _scores(choice)) for choice in answer.logprobs]
+        shown["logprobs"] = chat_logprobs(model.tokenizer, entries, params.logprobs or 0)
+    if answer.error is not None:
+        shown["error"] = answer.error
+    return shown
+
+
+def _scores(choice: public.TokenChoice) -> TokenLogprobs:
+    """As the engine gave them, for the forms of the API."""
+    return TokenLogprobs(choice.logprob, choice.rank, [top[0] for top in choice.top], [top[2] for top in choice.top])

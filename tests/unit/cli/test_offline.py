@@ -6,6 +6,8 @@ import json
 import msgspec
 import pytest
 
+from fakes.models import make_tiny
+from sayfa import LLM, SamplingParams
 from sayfa.base.errors import ConfigError, EngineError
 from sayfa.cli import offline
 from sayfa.cli.chat import talk
@@ -107,6 +109,48 @@ def test_results_keep_the_order_and_a_prompt_that_cannot_be_served_does_not_stop
     errors = [result.get("error") for result in results]
     assert errors == [None, None, "10 characters", None, "0 characters", "15 characters"]
     assert msgspec.json.encode(results)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = make_tiny("llama", tmp_path_factory.mktemp("llama"), seed=3, vocab_size=260)
+    return LLM(str(folder), max_model_len=128, max_num_seqs=4, kv_cache_memory="4MiB", executor="reference", seed=1)
+
+
+def test_what_a_line_asks_for_is_in_its_result_in_the_form_of_the_api(tiny, tmp_path):
+    asks = {"logprobs": 2, "prompt_logprobs": 1, "n": 2, "temperature": 1.0, "seed": 4, "ignore_eos": True}
+    chat = [{"role": "user", "content": "hi"}]
+    tasks = tasks_of(tmp_path, {"prompt": "hello", **asks}, {"messages": chat, "logprobs": 0}, '"plain"',
+                     {"prompt": "", **asks})  # fmt: skip
+    many, scored, plain, failed = json.loads(json.dumps(answer_all(tiny, tasks)))
+    expected = tiny.generate("hello", SamplingParams(**asks, max_tokens=5))[0]
+    assert [(each["index"], each["text"]) for each in many["choices"]] == [
+        (i, expected.outputs[i].text) for i in (0, 1)
+    ]
+    assert {**many["choices"][0], "index": 0} == {
+        name: many[name] for name in ("index", "text", "finish_reason", "logprobs")
+    }
+    for shown, answer in zip(many["choices"], expected.outputs, strict=True):
+        content = shown["logprobs"]["content"]
+        assert [token["logprob"] for token in content] == [choice.logprob for choice in answer.logprobs]
+        assert [list(token) for token in content] == [["token", "logprob", "bytes", "top_logprobs"]] * 5
+        assert {len(token["top_logprobs"]) for token in content} == {2}
+    first, *rest = many["prompt_logprobs"]
+    assert first is None
+    assert [
+        position[str(token)]["logprob"] for position, token in zip(rest, expected.prompt_token_ids[1:], strict=True)
+    ] == [choice.logprob for choice in expected.prompt_logprobs]
+    assert len(scored["logprobs"]["content"]) == scored["usage"]["completion_tokens"] > 0
+    assert "prompt_logprobs" not in scored
+    assert set(plain) == {"index", "text", "finish_reason", "usage"}
+    assert "empty" in failed["error"]
+    assert "choices" not in failed
+
+
+def test_sampling_fields_are_written_as_in_the_api(tmp_path):
+    [task] = tasks_of(tmp_path, {"prompt": "p", "stop": "is", "logit_bias": {"5": 1, "260": -2.5}})
+    assert task.params.stop == ["is"]
+    assert task.params.logit_bias == {5: 1.0, 260: -2.5}
 
 
 def test_a_conversation_remembers_clears_and_survives_errors():
