@@ -68,7 +68,11 @@ class _Branch:
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self.detokenizer = Detokenizer(
-            tokenizer, params.stop, params.include_stop_str_in_output, params.skip_special_tokens
+            tokenizer,
+            params.stop,
+            params.include_stop_str_in_output,
+            params.skip_special_tokens,
+            min_tokens=params.min_tokens,
         )
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []

@@ -87,6 +87,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             if not isinstance(getattr(self, name), bool):
                 raise _wrong_type(name, getattr(self, name), (bool,))
         self._check_lists()
+        if self.min_tokens and self.allowed_token_ids and self.end_token_ids.issuperset(self.allowed_token_ids):
+            raise InvalidRequest(
+                "`allowed_token_ids` lists only tokens that end the answer, but `min_tokens` is "
+                f"{self.min_tokens}; allow another one, or leave `min_tokens` out.",
+                param="allowed_token_ids",
+            )
+
+    @property
+    def end_token_ids(self) -> set[int]:
+        """Token ids that end the answer, and so must not be drawn before `min_tokens`."""
+        return {*self.stop_token_ids, *(() if self.ignore_eos else self.eos_token_ids)}
 
     def _check_lists(self) -> None:
         for name, holder, kinds, limit in _LISTS:

@@ -75,11 +75,11 @@ def _lines(results: list[dict[str, Any]], encoding: str) -> str:
     """The results as JSONL; a line with characters that the encoding lacks has them escaped."""
     lines = []
     for result in results:
-        line = json.dumps(result, ensure_ascii=False)
+        line = msgspec.json.encode(result).decode()
         try:
             line.encode(encoding)
         except UnicodeEncodeError:
-            line = json.dumps(result)
+            line = json.dumps(json.loads(line))
         lines.append(line)
     return "\n".join(lines)
 

@@ -81,7 +81,7 @@ class RequestTable:
         self.num_scoring += params.prompt_logprobs is not None
         penalised = _wants_penalties(params)
         self.edits_logits[row] = penalised or bool(params.logit_bias) or params.allowed_token_ids is not None
-        self.masked_until[row] = new.num_prompt + params.min_tokens if stop_ids(params) else 0
+        self.masked_until[row] = new.num_prompt + params.min_tokens if params.end_token_ids else 0
         self.version += 1
         if penalised:
             self.counts[row] = self._count(row)
@@ -139,11 +139,6 @@ class RequestTable:
         seen = np.zeros(self.vocab_size, np.bool_)
         seen[tokens] = True
         return TokenCounts(output, seen)
-
-
-def stop_ids(params: SamplingParams) -> list[int]:
-    """Token ids that end the sequence, and so must not be drawn before `min_tokens`."""
-    return params.stop_token_ids if params.ignore_eos else params.stop_token_ids + params.eos_token_ids
 
 
 def _wants_penalties(params: SamplingParams) -> bool:

@@ -18,7 +18,7 @@ from sayfa.base.step import RowResult, TokenLogprobs
 from sayfa.runner.draw import GREEDY_BELOW, DrawColumns, Drawn, score_token
 from sayfa.runner.noise import uniform
 from sayfa.runner.prepare import Prepared
-from sayfa.runner.request_table import RequestTable, TokenCounts, stop_ids
+from sayfa.runner.request_table import RequestTable, TokenCounts
 
 Draw = Callable[[NDArray[np.float32], DrawColumns], Drawn]
 
@@ -179,7 +179,7 @@ class Sampler:
             allowed[params.allowed_token_ids] = True
             logits[~allowed] = -np.inf
         if self._table.num_tokens[row] < self._table.masked_until[row]:
-            logits[stop_ids(params)] = -np.inf
+            logits[list(params.end_token_ids)] = -np.inf
 
 
 def _with_noise(wishes: Wishes, positions: NDArray[np.int32]) -> DrawColumns:

@@ -68,3 +68,25 @@ def test_a_check_costs_the_engine_microseconds():
     )  # fmt: skip
     best_s = min(timeit.repeat(params.check, number=200, repeat=30)) / 200
     assert best_s < 30e-6, f"{best_s * 1e6:.1f} us"
+
+
+@pytest.mark.parametrize(
+    ("fields", "contradicts"),
+    [
+        ({"stop_token_ids": [5]}, True),
+        ({"stop_token_ids": [5, 6]}, True),
+        ({"eos_token_ids": [5]}, True),
+        ({"eos_token_ids": [5], "ignore_eos": True}, False),
+        ({"stop_token_ids": [6]}, False),
+        ({"stop_token_ids": [5], "min_tokens": 0}, False),
+    ],
+)
+def test_allowed_tokens_that_all_end_the_answer_contradict_min_tokens(fields, contradicts):
+    """It was computed and answered as a failure of the engine, with a traceback in the log."""
+    params = SamplingParams(**{"allowed_token_ids": [5], "min_tokens": 1, **fields})
+    if not contradicts:
+        params.check()
+        return
+    with pytest.raises(InvalidRequest, match="allow another one") as refusal:
+        params.check()
+    assert refusal.value.param == "allowed_token_ids"

@@ -122,7 +122,7 @@ def test_what_a_line_asks_for_is_in_its_result_in_the_form_of_the_api(tiny, tmp_
     chat = [{"role": "user", "content": "hi"}]
     tasks = tasks_of(tmp_path, {"prompt": "hello", **asks}, {"messages": chat, "logprobs": 0}, '"plain"',
                      {"prompt": "", **asks})  # fmt: skip
-    many, scored, plain, failed = json.loads(json.dumps(answer_all(tiny, tasks)))
+    many, scored, plain, failed = msgspec.json.decode(msgspec.json.encode(answer_all(tiny, tasks)))
     expected = tiny.generate("hello", SamplingParams(**asks, max_tokens=5))[0]
     assert [(each["index"], each["text"]) for each in many["choices"]] == [
         (i, expected.outputs[i].text) for i in (0, 1)
