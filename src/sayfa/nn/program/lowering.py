@@ -2,7 +2,7 @@
 
 Called by `native` only. Pure bookkeeping over the op list: no addresses, no native library, so it is tested alone.
 
-Fusions, each only where nothing else looks at what disappears:
+Fusions, each only where nothing else looks at what disappears, and nothing overwrites what is read later than before:
   1. RmsNorm → Linear: the norm is made while rows are prepared (quantized) for the product, once for all its consumers;
   2. Linear → ActMul: gate and up stand side by side in a panel, and the product writes act(gate) * up;
   3. Linear with add: the residual is added as the product is written (the op says so itself);
@@ -143,22 +143,34 @@ def lower(
 def _swallowed(program: Program, can_pair: Callable[[Weight], bool]) -> tuple[set[int], dict[int, ActMul]]:
     """Indices of ops that disappear, and for each Linear index the ActMul it ends in."""
     ops = program.ops
-    gone: set[int] = set()
-    acts: dict[int, ActMul] = {}
-    for index, op in enumerate(ops):
-        if isinstance(op, RmsNorm) and op.out is not program.logits and op.x is not op.out:
-            users = _users(ops, op.out, index)
-            last = users[-1] if users else index
-            untouched = not any(op.x in writes(other) for other in ops[index + 1 : last])
-            if users and untouched and all(_multiplies(ops[user], op.out) for user in users):
-                gone.add(index)
-        elif isinstance(op, Linear) and op.bias is None and not op.add and op.out is not program.logits:
-            users = _users(ops, op.out, index)
-            act = ops[users[0]] if len(users) == 1 else None
-            if isinstance(act, ActMul) and act.out is not op.x and users[0] == index + 1 and can_pair(op.weight):
-                gone.add(users[0])
-                acts[index] = act
-    return gone, acts
+    acts = {index: act for index in range(len(ops) - 1) if (act := _ending(program, index, can_pair))}
+    norms = {index for index in range(len(ops)) if _can_wait(program, index, acts)}
+    return norms | {index + 1 for index in acts}, acts
+
+
+def _ending(program: Program, index: int, can_pair: Callable[[Weight], bool]) -> ActMul | None:
+    """The ActMul that the product at `index` can end in, or None."""
+    op, act = program.ops[index], program.ops[index + 1]
+    if not isinstance(op, Linear) or not isinstance(act, ActMul) or act.out is op.x or op.out is program.logits:
+        return None
+    alone = _users(program.ops, op.out, index) == [index + 1]
+    return act if alone and op.bias is None and not op.add and can_pair(op.weight) else None
+
+
+def _can_wait(program: Program, index: int, acts: dict[int, ActMul]) -> bool:
+    """Whether the op is a norm that only products look at, whose input stays until the last of them is done.
+
+    In steps of few rows each worker of each product makes the norm for itself, while others already write results: so
+    none of the products may write the norm's input either, nor an activation that one of them ends in.
+    """
+    ops, norm = program.ops, program.ops[index]
+    if not isinstance(norm, RmsNorm) or norm.out is program.logits or norm.x is norm.out:
+        return False
+    users = _users(ops, norm.out, index)
+    if not users or not all(_multiplies(ops[user], norm.out) for user in users):
+        return False
+    done = users[-1] + (2 if users[-1] in acts else 1)
+    return not any(norm.x in writes(other) for other in ops[index + 1 : done])
 
 
 def _multiplies(op: Op, x: Buffer) -> bool:

@@ -1,0 +1,103 @@
+"""Fused programs beside the reference, op by op: results that overwrite what others still read, and random programs."""
+
+import numpy as np
+import pytest
+
+from fakes.programs import RandomProgram
+from sayfa.models.formats.dequant import dequantize
+from sayfa.nn.program.native import NativeExecutor
+from sayfa.nn.program.program import (
+    ActMul,
+    Embed,
+    Gather,
+    InputBatch,
+    KvSpec,
+    Linear,
+    Program,
+    ProgramBuilder,
+    RmsNorm,
+    Weight,
+    WeightPiece,
+)
+from sayfa.nn.program.reference import ReferenceExecutor
+
+PAGE = 16
+WIDTH = 1024
+
+
+def piece(rng: np.random.Generator, rows: int, columns: int) -> WeightPiece:
+    data = rng.standard_normal((rows, columns), dtype=np.float32) / np.float32(columns**0.5)
+    return WeightPiece("w", rows, columns, "F32", data.view(np.uint8).reshape(-1))
+
+
+def overwriting(kind: str) -> Program:
+    """Layers whose product, or the activation it ends in, writes the input of the norm that it reads."""
+    rng = np.random.default_rng(0)
+    builder = ProgramBuilder(KvSpec(1, 1, 16))
+    x, normed = builder.buffer("x", WIDTH), builder.buffer("normed", WIDTH)
+    gate_up = builder.buffer("gate_up", 2 * WIDTH)
+    builder.add(Embed(Weight((piece(rng, 64, WIDTH),)), x))
+    for _ in range(4):
+        builder.add(RmsNorm(x, np.ones(WIDTH, np.float32), 1e-5, normed))
+        if kind == "product":
+            builder.add(Linear(normed, Weight((piece(rng, WIDTH, WIDTH),)), x, None, True))
+        else:
+            builder.add(Linear(normed, Weight((piece(rng, WIDTH, WIDTH), piece(rng, WIDTH, WIDTH))), gate_up))
+            builder.add(ActMul(gate_up, x, "silu"))
+    return finished(builder, x, rng)
+
+
+def finished(builder: ProgramBuilder, x: object, rng: np.random.Generator) -> Program:
+    chosen, logits = builder.buffer("chosen", WIDTH, "logits"), builder.buffer("logits", 64, "logits")
+    builder.add(Gather(x, chosen))  # type: ignore[arg-type]
+    builder.add(Linear(chosen, Weight((piece(rng, 64, WIDTH),)), logits))
+    return builder.finish(logits)
+
+
+def batch(num_tokens: int) -> InputBatch:
+    """One sequence from the start in page 1, with logits for every token."""
+    line = np.arange(num_tokens, dtype=np.int32)
+    return InputBatch(
+        line + 3, line, line + PAGE, np.array([0, num_tokens], np.int32), np.array([num_tokens], np.int32),
+        np.array([[1]], np.int32), line,
+    )  # fmt: skip
+
+
+def native(program: Program, threads: int) -> NativeExecutor:
+    executor = NativeExecutor(
+        program, threads=threads, max_tokens=8, max_rows=8, page_size=PAGE, kv_type="float32", dtype="float32"
+    )
+    executor.allocate_pages(3)
+    return executor
+
+
+def reference(program: Program) -> ReferenceExecutor:
+    executor = ReferenceExecutor(program, dequantize=dequantize, max_tokens=8, max_rows=8, page_size=PAGE)
+    executor.allocate_pages(3)
+    return executor
+
+
+@pytest.mark.parametrize("kind", ["product", "activation"])
+@pytest.mark.parametrize("num_tokens", [1, 2])
+def test_what_overwrites_a_norm_s_input_races_with_nobody(kind, num_tokens):
+    """Four workers, a hundred times: always the bits of one worker, and those are near the reference's numbers."""
+    program = overwriting(kind)
+    wanted = reference(program).run(batch(num_tokens))
+    alone = native(program, 1).run(batch(num_tokens)).copy()
+    assert np.abs(alone - wanted).max() < 1e-3
+    crowd = native(program, 4)
+    wrong = sum(not (crowd.run(batch(num_tokens)) == alone).all() for _ in range(100))
+    assert wrong == 0, f"{wrong} of 100 steps have other bits"
+
+
+def test_random_programs_give_the_reference_s_numbers():
+    """Ops that overwrite each other's inputs, in steps of one row, of a few (joined ops) and of more."""
+    for seed in range(40):
+        program = RandomProgram(seed).build(20)
+        theirs, ours = reference(program), native(program, 3)
+        for num_tokens in (1, 3, 8):
+            wanted, got = theirs.run(batch(num_tokens)), ours.run(batch(num_tokens))
+            assert np.isfinite(wanted).all()
+            far = np.abs(got - wanted)
+            limit = 2e-3 * np.abs(wanted).max()
+            assert far.max() < limit, f"seed {seed}, {num_tokens} tokens: {far.max()} and {far.mean()} (largest, mean)"
