@@ -242,3 +242,15 @@ def test_an_activation_into_the_product_s_own_rows_is_an_op_of_its_own():
     bench = Bench()
     program = bench.program(Linear(bench.x, bench.two, bench.gate_up), ActMul(bench.gate_up, bench.x, "silu"))
     assert any(isinstance(op, ActMul) for op in lowered_of(program))
+
+
+def test_rows_are_prepared_together_only_if_they_are_the_same():
+    """Neither two buffers that nobody has written, nor a buffer before and after a change, share a preparation."""
+    bench = Bench()
+    given = [Linear(bench.y, bench.one, bench.x), Linear(bench.z, bench.one, bench.n)]
+    changed = [Linear(bench.x, bench.one, bench.y), Add(bench.x, bench.n), Linear(bench.x, bench.one, bench.z)]
+    turned = [Linear(bench.x, bench.one, bench.y), Rope(view(bench.x), 2, None)]  # type: ignore[arg-type]
+    program = bench.program(*given, *changed, *turned, Linear(bench.x, bench.one, bench.n))
+    products = [op for op in lowered_of(program) if isinstance(op, Product)]
+    assert all(op.group.x is op.op.x for op in products)
+    assert len({id(op.group) for op in products}) == 6  # one for both products between the sum and the turn

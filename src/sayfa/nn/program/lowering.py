@@ -113,17 +113,17 @@ def lower(
     """Fuse and order. formats_of(op, paired): bits of the panel formats; can_pair: whether two pieces may alternate."""
     ops = program.ops
     gone, acts = _swallowed(program, can_pair)
-    groups: dict[int, RowGroup] = {}
+    groups: dict[tuple[int, Buffer], RowGroup] = {}
     for index, op in enumerate(ops):
         if not isinstance(op, Linear):
             continue
         source = _last_write(ops, op.x, index)
-        if source not in groups:
+        if (source, op.x) not in groups:
             made = ops[source] if source >= 0 else None
             norm = made if source in gone and isinstance(made, RmsNorm) else None
-            groups[source] = RowGroup(norm.x if norm else op.x, norm)
-        groups[source].consumers.append(index)
-        groups[source].formats |= formats_of(op, index in acts)
+            groups[source, op.x] = RowGroup(norm.x if norm else op.x, norm)
+        groups[source, op.x].consumers.append(index)
+        groups[source, op.x].formats |= formats_of(op, index in acts)
     by_consumer = {index: group for group in groups.values() for index in group.consumers}
     lowered: list[Lowered] = []
     for index, op in enumerate(ops):
