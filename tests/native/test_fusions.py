@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from fakes.programs import RandomProgram
+from sayfa.base.errors import ModelError
 from sayfa.models.formats.dequant import dequantize
-from sayfa.nn.program.native import NativeExecutor
+from sayfa.nn.program.native import NativeExecutor, why_not
 from sayfa.nn.program.program import (
     ActMul,
     Embed,
@@ -94,6 +95,7 @@ def test_random_programs_give_the_reference_s_numbers():
     """Ops that overwrite each other's inputs, in steps of one row, of a few (joined ops) and of more."""
     for seed in range(40):
         program = RandomProgram(seed).build(20)
+        assert why_not(program) is None
         theirs, ours = reference(program), native(program, 3)
         for num_tokens in (1, 3, 8):
             wanted, got = theirs.run(batch(num_tokens)), ours.run(batch(num_tokens))
@@ -101,3 +103,16 @@ def test_random_programs_give_the_reference_s_numbers():
             far = np.abs(got - wanted)
             limit = 2e-3 * np.abs(wanted).max()
             assert far.max() < limit, f"seed {seed}, {num_tokens} tokens: {far.max()} and {far.mean()} (largest, mean)"
+
+
+def test_a_product_in_place_is_left_to_the_reference():
+    """Its workers would read rows that others have overwritten; the sentence names op and buffer."""
+    rng = np.random.default_rng(0)
+    builder = ProgramBuilder(KvSpec(1, 1, 16))
+    x = builder.buffer("x", WIDTH)
+    builder.add(Embed(Weight((piece(rng, 64, WIDTH),)), x))
+    builder.add(Linear(x, Weight((piece(rng, WIDTH, WIDTH),)), x))
+    program = finished(builder, x, rng)
+    assert "Linear writes x" in str(why_not(program))
+    with pytest.raises(ModelError, match="another buffer"):
+        native(program, 1)

@@ -18,6 +18,7 @@ from sayfa.nn.program.lowering import (
     lower,
     plan_arena,
     row_floats,
+    why_not_parallel,
 )
 from sayfa.nn.program.program import (
     ActMul,
@@ -154,6 +155,7 @@ def test_a_lowered_program_means_the_same(alone):
     seen = {"norms": 0, "acts": 0, "joins": 0, "shared": 0}
     for seed in range(400):
         program = RandomProgram(seed).build(24)
+        assert why_not_parallel(program) is None
         lowered = lowered_of(program)
         assert holds(program, lowered, alone=alone), f"seed {seed}: {lowered}"
         products = [op for op in lowered if isinstance(op, Product)]
@@ -254,3 +256,23 @@ def test_rows_are_prepared_together_only_if_they_are_the_same():
     products = [op for op in lowered_of(program) if isinstance(op, Product)]
     assert all(op.group.x is op.op.x for op in products)
     assert len({id(op.group) for op in products}) == 6  # one for both products between the sum and the turn
+
+
+IN_PLACE = {
+    "Linear": lambda b: Linear(b.x, b.one, b.x),
+    "Attention": lambda b: Attention(view(b.x), b.x, 0, 2, 1.0),
+    "Gather": lambda b: Gather(b.x, b.x),
+    "ActMul": lambda b: ActMul(b.x, b.x, "silu"),
+}
+
+
+@pytest.mark.parametrize("kind", IN_PLACE)
+def test_an_op_that_cannot_work_in_place_is_named(kind):
+    """Its workers would read what others have overwritten; norms, turns and sums may work in place."""
+    bench = Bench()
+    reason = why_not_parallel(bench.program(IN_PLACE[kind](bench)))
+    assert reason is not None
+    assert kind in reason
+    assert "x" in reason
+    in_place = [RmsNorm(bench.x, bench.scale, 1e-5, bench.x), Add(bench.x, bench.x), Rope(view(bench.x), 2, None)]  # type: ignore[arg-type]
+    assert why_not_parallel(bench.program(*in_place)) is None

@@ -107,6 +107,20 @@ def writes(op: Op) -> tuple[Buffer, ...]:
             return (op.out,)
 
 
+def why_not_parallel(program: Program) -> str | None:
+    """A sentence that names the first op whose workers would read what others have overwritten, or None."""
+    for op in program.ops:
+        if isinstance(op, (Linear, ActMul, Gather)):
+            read = op.x
+        elif isinstance(op, Attention):
+            read = op.query.buffer
+        else:
+            continue
+        if op.out is read:
+            return f"{type(op).__name__} writes {op.out.name}, which it reads; natively it needs another buffer"
+    return None
+
+
 def lower(
     program: Program, formats_of: Callable[[Linear, bool], int], can_pair: Callable[[Weight], bool]
 ) -> list[Lowered]:

@@ -22,6 +22,7 @@ from sayfa.nn.program.lowering import (
     lower,
     plan_arena,
     row_floats,
+    why_not_parallel,
 )
 from sayfa.nn.program.native_library import isas, library, missing_because, usable_cores
 from sayfa.nn.program.native_sample import SampleCall
@@ -78,7 +79,7 @@ def why_not(program: Program) -> str | None:
                 return "the embedding table has more than one piece"
     if program.kv.head_dim > _MAX_HEAD_DIM:
         return f"head_dim {program.kv.head_dim} is over the {_MAX_HEAD_DIM} that native attention holds in registers"
-    return None
+    return why_not_parallel(program)
 
 
 class NativeExecutor:

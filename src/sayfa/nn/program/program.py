@@ -8,6 +8,9 @@ All activations are float32, one row per token (`rows == "tokens"`, T rows) or p
 (`rows == "logits"`, L rows). The K/V pages belong to the executor; a program only says how many layers, heads and dims
 they need.
 
+RmsNorm, HeadNorm, Rope and Add may write the buffer that they read; a program in which another op does is not run
+natively, since its workers would read what others have overwritten.
+
 Shapes in the docstrings: T tokens, L logit rows, H hidden, K input and N output features, D head dim.
 """
 
