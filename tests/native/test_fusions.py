@@ -116,3 +116,15 @@ def test_a_product_in_place_is_left_to_the_reference():
     assert "Linear writes x" in str(why_not(program))
     with pytest.raises(ModelError, match="another buffer"):
         native(program, 1)
+
+
+def test_a_norm_of_another_width_is_refused_fused_too():
+    """The product's rows are then the norm's input, whose width counts: else it would be read beyond its end."""
+    rng = np.random.default_rng(0)
+    builder = ProgramBuilder(KvSpec(1, 1, 16))
+    short, normed, x = builder.buffer("short", 32), builder.buffer("normed", WIDTH), builder.buffer("x", WIDTH)
+    builder.add(Embed(Weight((piece(rng, 64, 32),)), short))
+    builder.add(RmsNorm(short, np.ones(32, np.float32), 1e-5, normed))
+    builder.add(Linear(normed, Weight((piece(rng, WIDTH, WIDTH),)), x))
+    with pytest.raises(ModelError, match="1024 columns meet 32"):
+        native(finished(builder, x, rng), 1)

@@ -372,7 +372,7 @@ class NativeExecutor:
     def _emit_product(self, product: Product) -> None:
         op, group = product.op, product.group
         weight = self._weights.packed(op)
-        check_widths("Linear", op.weight.columns, op.x.width)
+        check_widths("Linear", op.weight.columns, group.x.width)
         check_widths("Linear", weight.num_columns, product.out.width)
         epilogue = _EPILOGUE_ACT[product.act.act] if product.act else int(op.add)
         bias = 0 if op.bias is None else self._vector(op.bias, op.weight.rows, "a bias")
