@@ -9,6 +9,8 @@
 #include <chrono>
 #include <climits>
 #include <csignal>
+#include <string>
+#include <system_error>
 
 namespace sayfa {
 
@@ -51,6 +53,22 @@ int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+// While it lives, threads are started with all signals blocked: those belong to the interpreter's main thread.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
 }  // namespace
 
 int usable_cores() {
@@ -73,18 +91,29 @@ Pool::Pool(int count)
       lanes_(new Lane[static_cast<size_t>(count_)]) {
   gate_.value.store(gate_at(0, kIdle));
   for (int i = 0; i < count_; ++i) scratch_.push_back(std::make_unique<Block>(1 << 16));
-  // Signals belong to the interpreter's main thread.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  for (int i = 1; i < count_; ++i) {
-    threads_.emplace_back([this, i] { work(i); });
-    pthread_setname_np(threads_.back().native_handle(), "sayfa-worker");
+  threads_.reserve(static_cast<size_t>(count_));
+  try {
+    const SignalsBlocked blocked;
+    for (int i = 1; i < count_; ++i) start(i);
+  } catch (...) {
+    stop();  // a thread that nobody has joined would end the process
+    throw;
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-Pool::~Pool() {
+Pool::~Pool() { stop(); }
+
+void Pool::start(int id) {
+  try {
+    threads_.emplace_back([this, id] { work(id); });
+  } catch (const std::system_error& error) {
+    const std::string which = "thread " + std::to_string(id + 1) + " of " + std::to_string(count_) + " cannot be started";
+    throw std::system_error(error.code(), which);
+  }
+  pthread_setname_np(threads_.back().native_handle(), "sayfa-worker");
+}
+
+void Pool::stop() {
   stop_.store(true);
   publish(gate_at(index_of(gate_.value.load()) + 1, kIdle));
   for (std::thread& thread : threads_) thread.join();

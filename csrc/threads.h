@@ -32,6 +32,7 @@ int usable_cores();
 
 class Pool {
  public:
+  // Throws std::system_error if the system refuses a thread; those that were started are then gone again.
   explicit Pool(int count);
   ~Pool();
   Pool(const Pool&) = delete;
@@ -55,6 +56,8 @@ class Pool {
     std::atomic<uint32_t> generation{0};
   };
 
+  void start(int id);
+  void stop();
   void work(int id);
   bool leave(uint64_t& entered, const Job& job);
   uint64_t await_change(uint64_t seen, int spins);

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fakes.single_op import Product, random_piece
-from sayfa.nn.program.native import usable_cores
+from sayfa.nn.program.native_library import usable_cores
 from sayfa.nn.program.program import Weight
 
 CSRC = Path(__file__).parents[2] / "csrc"
@@ -22,7 +22,7 @@ def test_usable_cores_are_those_of_the_affinity_mask():
     """The default number of workers follows taskset and cgroups' cpusets."""
     mine = sorted(os.sched_getaffinity(0))
     assert usable_cores() == len(mine)
-    code = "import os; os.sched_setaffinity(0, {%d}); from sayfa.nn.program.native import usable_cores as u; print(u())"
+    code = "import os, sayfa.nn.program.native_library as n; os.sched_setaffinity(0, {%d}); print(n.usable_cores())"
     source = str(CSRC.parent / "src")
     path = os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])
     told = subprocess.run(

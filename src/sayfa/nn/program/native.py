@@ -24,7 +24,7 @@ from sayfa.nn.program.lowering import (
     row_floats,
     why_not_parallel,
 )
-from sayfa.nn.program.native_library import isas, library, missing_because, usable_cores
+from sayfa.nn.program.native_library import isas, library, make_pool, missing_because
 from sayfa.nn.program.native_sample import SampleCall
 from sayfa.nn.program.native_weights import FLOAT_PANELS, TENSOR_TYPES, PackedWeights, check_piece, check_widths
 from sayfa.nn.program.program import (
@@ -113,7 +113,7 @@ class NativeExecutor:
             raise ModelError(f"page size {page_size} cannot be served natively; choose one of 16, 32, 64")
         self._program = program
         self._isa = isa or isas()[0]
-        self._pool = library.Pool(threads or usable_cores())
+        self._pool = make_pool(threads)
         self._native = library.Program(self._pool, self._isa)
         self._page = (page_size, _KV_TYPES[kv_type])
         self._page_bytes = 0

@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import Any
 
+from sayfa.base.errors import ModelError
+
 library: Any = None
 missing_because = ""
 try:
@@ -20,3 +22,15 @@ def isas() -> list[str]:
 def usable_cores() -> int:
     """Cores in this process's affinity mask."""
     return int(library.usable_cores()) if library else 1
+
+
+def make_pool(threads: int) -> Any:
+    """Start the library's workers, 0 for one per usable core. Raises ModelError if the system refuses so many."""
+    count = threads or usable_cores()
+    try:
+        return library.Pool(count)
+    except (RuntimeError, MemoryError) as error:
+        raise ModelError(
+            f"--threads is {count}, but the system refuses that ({error or 'no memory'}); lower --threads, or raise the"
+            " process's limits of threads (ulimit -u, pids of its control group) and of address space (ulimit -v)"
+        ) from None
