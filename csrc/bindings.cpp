@@ -332,7 +332,7 @@ void sample(Pool& pool, const std::string& isa, Address logits, int64_t stride, 
       call.kernel(call.args, worker);
     }
   };
-  const Call call{{at<float>(logits), stride, num_rows, vocab, at<float>(temperature), at<float>(top_p), at<float>(min_p),
+  const Call call{{at<const float>(logits), stride, num_rows, vocab, at<float>(temperature), at<float>(top_p), at<float>(min_p),
                    at<int32_t>(top_k), at<double>(uniform), at<int32_t>(token), at<int32_t>(num_top), top_stride,
                    at<float>(logprob), at<int32_t>(rank), at<int32_t>(top_ids), at<float>(top_logprobs)},
                   kernels_or_throw(isa)->ops.sample};

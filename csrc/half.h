@@ -42,10 +42,12 @@ static inline uint16_t float_to_half(float value) {
 
 static inline float bfloat_to_float(uint16_t value) { return float_of_bits(static_cast<uint32_t>(value) << 16); }
 
+// Nearest, ties to even; NaN stays NaN. Denormals are kept, unlike the conversion instruction.
 static inline uint16_t float_to_bfloat(float value) {
   const uint32_t bits = bits_of_float(value);
-  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>((bits >> 16) | 0x40);
-  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const bool nan = (bits & 0x7fffffff) > 0x7f800000;
+  return static_cast<uint16_t>(nan ? (bits >> 16) | 0x40 : rounded);
 }
 
 static inline uint16_t load16(const uint8_t* p) {

@@ -1,4 +1,5 @@
 // Scatters the new K and V rows of a step into their page slots, converting to the pages' type.
+#include "half.h"
 #include "kv_layout.h"
 #include "ops.h"
 #include "shares.h"
@@ -30,7 +31,7 @@ void scatter(const T* key, const T* value, uint8_t* head, const KvLayout& at, in
 }
 
 void convert(const float* x, int64_t dim, int64_t padded, uint16_t* out) {
-  for (int64_t d = 0; d < dim; ++d) out[d] = to_bf16(x[d]);
+  for (int64_t d = 0; d < dim; ++d) out[d] = float_to_bfloat(x[d]);
   for (int64_t d = dim; d < padded; ++d) out[d] = 0;
 }
 

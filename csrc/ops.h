@@ -19,8 +19,4 @@
   size_t attention_partials_bytes(const AttentionArgs&);                                            \
   size_t sample_scratch_bytes(int32_t vocab);                                                       \
   size_t kv_page_bytes(const KvLayer&);                                                             \
-  inline constexpr OpTable op_table() {                                                             \
-    return {rms_norm, head_norm, rope, kv_write, attention, act_mul, add, gather, sample,           \
-            attention_scratch_bytes, attention_partials_bytes, sample_scratch_bytes, kv_page_bytes}; \
-  }                                                                                                 \
   }

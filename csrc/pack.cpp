@@ -3,8 +3,6 @@
 //   8 bits:   word i = k 4i .. 4i+3
 //   4 bits:   word i = k 4i .. 4i+3 in the low nibbles, the same plus half a group in the high ones (as Q4_0 has it)
 //   bfloat16: word i = k 2i, 2i+1        float32: word i = k i
-#include <atomic>
-
 #include "blocks.h"
 #include "linear.h"
 #include "shares.h"

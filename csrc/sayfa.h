@@ -96,10 +96,6 @@ struct Mat {
   float* row(int64_t r) const { return data + r * stride; }
 };
 
-// Rows of int8 activations quantized by groups of 32, made by the linear kernels' prologue.
-// The layout is private to linear_*.cpp.
-struct QuantRows;
-
 enum class RowSpace : int32_t { tokens = 0, logits = 1 };
 
 inline int64_t num_rows(RowSpace space, const Batch& batch) { return space == RowSpace::tokens ? batch.T : batch.L; }
@@ -122,7 +118,7 @@ struct KvLayer {
 // ---------------------------------------------------------------------------------------------- op arguments
 
 struct EmbedArgs {
-  const void* table;  // packed by type; see pack.h
+  const void* table;  // the file's rows as they are, blocks of table_type (types.h)
   int32_t table_type;
   int64_t vocab, width;
   float scale;
@@ -185,7 +181,7 @@ struct GatherArgs {
 
 // Rows of logits → tokens. All arrays have one entry per row; see sample.cpp for the order of the steps.
 struct SampleArgs {
-  float* logits;  // [rows, vocab], stride floats apart; changed in place
+  const float* logits;  // [rows, vocab], stride floats apart
   int64_t stride;
   int32_t rows, vocab;
   const float* temperature;  // < 1e-5: greedy

@@ -39,7 +39,6 @@ typedef int64_t Vi __attribute__((vector_size(16)));
 constexpr int W = 4;
 #endif
 typedef int32_t Lanes __attribute__((vector_size(W * 4)));  // integer lanes for operators
-typedef float FloatLanes __attribute__((vector_size(W * 4)));
 
 inline Vf vset(float x) { return x - Vf{}; }
 inline Vf vzero() { return Vf{}; }
@@ -180,8 +179,6 @@ inline Lanes vint(Vf x) {
 #endif
 }
 
-inline Vf vfloat(Lanes x) { return (Vf)__builtin_convertvector(x, FloatLanes); }
-
 // p * 2^n for whole n in [-252, 254]; results below the least denormal are 0, above the largest float infinite.
 inline Vf vscale2(Vf p, Vf n) {
 #if defined(__AVX512F__)
@@ -218,27 +215,6 @@ inline Vf vexp2(Vf x) {
 }
 
 constexpr float kLog2E = 1.4426950408889634f;
-
-// One float, by the same lanes.
-inline float exp2_one(float x) { return vexp2<5>(vset(x))[0]; }
-
-// ---------------------------------------------------------------------------------------------- bfloat16
-
-// Nearest even; NaN stays NaN. Denormals are kept, unlike the conversion instruction.
-inline uint16_t to_bf16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  const bool nan = (bits & 0x7fffffff) > 0x7f800000;
-  return static_cast<uint16_t>(nan ? (bits >> 16) | 0x40 : rounded);
-}
-
-inline float from_bf16(uint16_t x) {
-  const uint32_t bits = static_cast<uint32_t>(x) << 16;
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
 
 }  // namespace
 }  // namespace SAYFA_ISA

@@ -53,7 +53,7 @@ class SampleCall:
         self._pool, self._isa, self._num_rows = pool or library.Pool(1), isa, num_rows
 
     def __call__(self, logits: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-        """Draw a token for each row of logits [R, V]; the logits may be changed. Each call writes the same arrays."""
+        """Draw a token for each row of logits [R, V]; the logits stay as they are. Each call writes the same arrays."""
         num_rows, vocab = logits.shape
         if logits.dtype != np.float32 or logits.strides[1] != 4:
             raise ValueError("logits must be float32 with the vocabulary side by side")
