@@ -138,7 +138,7 @@ void bind_weight(nb::module_& m) {
 
 using NormTuple = std::tuple<Address, float>;  // weight (0: no norm), eps
 
-// At most so many rows are prepared by each worker for itself: below it a barrier costs more than the work.
+// At most so many rows are prepared by each worker for itself: below it one op more costs more than the work.
 constexpr int64_t kSelfPrepareRows = 1;
 // Bytes of prepared rows that a block of rows may take: they stay in the second-level cache while panels pass by.
 constexpr int64_t kRowBlockBytes = 384 << 10;
@@ -338,7 +338,7 @@ void sample(Pool& pool, const std::string& isa, Address logits, int64_t stride, 
                   kernels_or_throw(isa)->ops.sample};
   if (!call.kernel) throw std::invalid_argument("the native library was built without sample");
   pool.reserve_scratch(kernels_or_throw(isa)->ops.sample_scratch_bytes(vocab));
-  const Job job{&Call::run, &call, false};
+  const Job job{&Call::run, &call};
   nb::gil_scoped_release released;
   pool.run(&job, 1, Batch{}, nullptr);
 }
@@ -385,7 +385,7 @@ double read_seconds(Pool& pool, const Block& block) {
       read.sum += sum;
     }
   } read{reinterpret_cast<const uint64_t*>(block.data()), static_cast<int64_t>(block.bytes() / 8)};
-  const Job job{&Read::call, &read, false};
+  const Job job{&Read::call, &read};
   int64_t stamps[2];
   nb::gil_scoped_release released;
   pool.run(&job, 1, Batch{}, stamps);

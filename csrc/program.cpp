@@ -8,7 +8,7 @@ void Program::Joined::call(const void* self, const Batch& batch, const Worker& w
   if (worker.lanes[0].take(worker.job, 1) < 0) return;
   for (const Job& job : static_cast<const Joined*>(self)->jobs) {
     Lane lane;
-    const Worker alone{0, 1, worker.region, worker.wait, worker.scratch, worker.scratch_bytes, &lane, worker.job};
+    const Worker alone{0, 1, worker.scratch, worker.scratch_bytes, &lane, worker.job};
     job.call(job.self, batch, alone);
   }
 }
@@ -23,7 +23,7 @@ void Program::join_last(int count, int64_t max_rows) {
     kind += (kind.empty() ? "" : "+") + op->kind;
     op->range.min = max_rows + 1;
   }
-  ops_.push_back({kind, joined, {&Joined::call, joined.get(), false}, {RowSpace::tokens, 1, max_rows}});
+  ops_.push_back({kind, joined, {&Joined::call, joined.get()}, {RowSpace::tokens, 1, max_rows}});
   stamps_.resize(ops_.size() + 1);
 }
 

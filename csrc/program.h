@@ -42,7 +42,7 @@ class Program {
            RowRange range) {
     if (!kernel) throw std::invalid_argument(std::string("the native library was built without ") + kind);
     auto bound = std::make_shared<Bound<Args>>(Bound<Args>{args, kernel});
-    ops_.push_back({kind, bound, {&Bound<Args>::call, bound.get(), false}, range});
+    ops_.push_back({kind, bound, {&Bound<Args>::call, bound.get()}, range});
     active_.reserve(ops_.size());
     stamps_.resize(ops_.size() + 1);
   }

@@ -70,20 +70,15 @@ struct alignas(128) Lane {
 //    operating system has put aside may come late to an op or miss it, and nobody waits for one that holds no chunk. The
 //    executor goes on when the first has left and every worker that entered has, too.
 //  * So a kernel that must merge partial results lets the worker that finishes last do it (an atomic count), or is
-//    split in two ops. barrier() waits for all workers of the region; only ops listed as collective in program.cpp
-//    may call it (none should need to).
+//    split in two ops.
 //  * `count` may be used to choose chunk sizes, never the order in which a row's numbers are added.
 struct Worker {
-  int id;     // 0 .. count-1; 0 is the calling thread
-  int count;  // workers in the region
-  void* region;
-  void (*wait)(void* region, int id);  // see barrier()
-  void* scratch;                       // this worker's own scratch memory, 64-byte aligned
+  int id;         // 0 .. count-1; 0 is the calling thread
+  int count;      // workers of the pool
+  void* scratch;  // this worker's own scratch memory, 64-byte aligned
   size_t scratch_bytes;
   Lane* lanes;   // [count]
   uint32_t job;  // number of this job, for lanes
-
-  void barrier() const { wait(region, id); }
 };
 
 // ---------------------------------------------------------------------------------------------- matrices

@@ -17,11 +17,10 @@ namespace sayfa {
 namespace {
 
 // The gate: index of the open job in the high half (the half that sleepers wait on), and below it
-//   bits 0-14 workers inside, bits 15-29 workers that ever entered, bit 30 drained (no more may enter), bit 31 idle.
+//   bits 0-29 workers inside, bit 30 drained (no more may enter), bit 31 idle.
 constexpr uint64_t kInside = 1;
-constexpr uint64_t kInsideMask = 0x7fff;
-constexpr uint64_t kEntered = uint64_t{1} << 15;
 constexpr uint64_t kDrained = uint64_t{1} << 30;
+constexpr uint64_t kInsideMask = kDrained - kInside;
 constexpr uint64_t kIdle = uint64_t{1} << 31;
 constexpr int kMaxWorkers = 0x7fff;
 
@@ -162,15 +161,13 @@ uint64_t Pool::await_change(uint64_t seen, int spins) {
 
 // Leaves the job that was entered at gate `entered`. The last one out opens the next job and is inside it already: true. Others wait for
 // the next job: false. `entered` becomes the gate as it is then.
-bool Pool::leave(uint64_t& entered, const Job& job) {
+bool Pool::leave(uint64_t& entered) {
   uint64_t gate = gate_.value.load(std::memory_order_relaxed);
   uint64_t after;
   do {
-    after = gate - kInside;
-    const uint64_t everyone = static_cast<uint64_t>(count_) * kEntered;
-    if (!job.collective || (gate & (kInsideMask * kEntered)) == everyone) after |= kDrained;
+    after = (gate - kInside) | kDrained;
   } while (!gate_.value.compare_exchange_weak(gate, after, std::memory_order_acq_rel, std::memory_order_relaxed));
-  if (!(after & kDrained) || (after & kInsideMask)) {
+  if (after & kInsideMask) {
     entered = await_change(entered, spins_);
     return false;
   }
@@ -178,14 +175,14 @@ bool Pool::leave(uint64_t& entered, const Job& job) {
   const uint32_t next = index_of(entered) + 1;
   if (stamps_) stamps_[next - first_] = now_ns();
   const bool more = next != end_;  // read before the gate opens: after it the caller may have begun another run
-  const uint64_t opened = more ? gate_at(next, kInside + kEntered) : gate_at(next, kIdle);
+  const uint64_t opened = more ? gate_at(next, kInside) : gate_at(next, kIdle);
   publish(opened);
   entered = opened;
   return more;
 }
 
 void Pool::work(int id) {
-  Worker worker{id, count_, this, &Pool::barrier, nullptr, 0, lanes_.get(), 0};
+  Worker worker{id, count_, nullptr, 0, lanes_.get(), 0};
   uint64_t gate = gate_.value.load(std::memory_order_acquire);
   bool inside = false;  // this worker opened the job and is counted already
   for (;;) {
@@ -199,7 +196,7 @@ void Pool::work(int id) {
         gate = await_change(gate, spins_);
         continue;
       }
-      if (!gate_.value.compare_exchange_weak(gate, gate + kInside + kEntered, std::memory_order_acq_rel,
+      if (!gate_.value.compare_exchange_weak(gate, gate + kInside, std::memory_order_acq_rel,
                                              std::memory_order_acquire))
         continue;
     }
@@ -208,25 +205,8 @@ void Pool::work(int id) {
     worker.scratch = scratch_[static_cast<size_t>(id)]->data();
     worker.scratch_bytes = scratch_[static_cast<size_t>(id)]->bytes();
     job.call(job.self, *batch_, worker);
-    inside = leave(gate, job);
+    inside = leave(gate);
   }
-}
-
-void Pool::barrier(void* region, int) {
-  Pool& pool = *static_cast<Pool*>(region);
-  Barrier& state = pool.barrier_;
-  const uint32_t generation = state.generation.load(std::memory_order_acquire);
-  if (state.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(pool.count_)) {
-    state.arrived.store(0, std::memory_order_relaxed);
-    state.generation.fetch_add(1, std::memory_order_seq_cst);
-    futex_wake_all(&state.generation);
-    return;
-  }
-  for (int i = 0; i < pool.spins_; ++i) {
-    if (state.generation.load(std::memory_order_acquire) != generation) return;
-    pause();
-  }
-  while (state.generation.load(std::memory_order_acquire) == generation) futex_wait(&state.generation, generation);
 }
 
 }  // namespace sayfa

@@ -20,11 +20,10 @@
 
 namespace sayfa {
 
-// One op bound to its arguments. `collective` jobs are entered by every worker (they may call Worker::barrier).
+// One op bound to its arguments.
 struct Job {
   void (*call)(const void* self, const Batch& batch, const Worker& worker);
   const void* self;
-  bool collective;
 };
 
 // Cores this process may use (affinity mask), at least 1.
@@ -51,22 +50,16 @@ class Pool {
   struct alignas(128) Word {
     std::atomic<uint64_t> value{0};
   };
-  struct alignas(128) Barrier {
-    std::atomic<uint32_t> arrived{0};
-    std::atomic<uint32_t> generation{0};
-  };
 
   void start(int id);
   void stop();
   void work(int id);
-  bool leave(uint64_t& entered, const Job& job);
+  bool leave(uint64_t& entered);
   uint64_t await_change(uint64_t seen, int spins);
   void publish(uint64_t gate);
-  static void barrier(void* region, int id);
 
   Word gate_;
   Word sleepers_;
-  Barrier barrier_;
   std::atomic<bool> stop_{false};
   const int count_;
   const int spins_;

@@ -115,7 +115,7 @@ void Weight::pack(Pool& pool, const Kernels& kernels, std::shared_ptr<Block> blo
     offset += segments_[i].panels * segments_[i].bytes;
     calls.push_back({{segments_[i], columns_[i].data(), k_}, kernels.linear.pack});
   }
-  for (const Call& call : calls) jobs.push_back({&Call::run, &call, false});
+  for (const Call& call : calls) jobs.push_back({&Call::run, &call});
   pool.run(jobs.data(), static_cast<int>(jobs.size()), Batch{}, nullptr);
   columns_.clear();
   block_ = std::move(block);

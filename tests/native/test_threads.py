@@ -60,7 +60,7 @@ def _attack(program: Path, rounds: int) -> None:
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 def test_every_chunk_is_done_once_and_jobs_never_overlap(tmp_path):
-    """Thousands of short job lists on 1 to 64 workers, collective jobs among them."""
+    """Thousands of short job lists on 1 to 64 workers."""
     _attack(_compile(tmp_path), 30)
 
 
