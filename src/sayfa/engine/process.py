@@ -26,7 +26,6 @@ from sayfa.base.errors import ConfigError, ModelError, RequestError
 from sayfa.base.faults import fault
 from sayfa.base.log import keep_standard_descriptors, logger
 from sayfa.base.log import setup as set_up_log
-from sayfa.base.log import setup as setup_log
 from sayfa.base.messages import (
     Abort,
     Add,
@@ -310,7 +309,7 @@ def run(arguments: list[str], build: Build) -> int:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's matter
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # where a load hangs
-    setup_log(_option(arguments, "--log-level", "info"), _option(arguments, "--log-format", "text"))
+    set_up_log(_option(arguments, "--log-level", "info"), _option(arguments, "--log-format", "text"))
     setproctitle.setproctitle("sayfa: engine")
     sock = socket.socket(fileno=int(arguments[-1]))
     sock.set_inheritable(False)

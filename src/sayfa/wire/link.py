@@ -1,7 +1,7 @@
 """The server's end of the wire: a child process, and its connection inside an event loop.
 
-Called by `wire.client` only. The child gets one descriptor and nothing else of ours; its end of the stream tells that
-it died before the process can even be waited for.
+Called by `wire.process_client` only. The child gets one descriptor and nothing else of ours; its end of the stream
+tells that it died before the process can even be waited for.
 """
 
 import asyncio

@@ -4,8 +4,8 @@ A frame is a length, a number, a checksum (4 bytes each, little-endian) and that
 gaps, so that a frame that is lost, doubled or torn ends the connection, and is never taken for silence or for an answer
 that is shorter. The pair is made by the parent and handed to the child as an inherited descriptor: there is no name
 that another process could connect to, and when either side dies the kernel tells the other at once. Called by
-`wire.client` (its end lives in an event loop) and `engine.process` (the blocking `Connection`); must not know what a
-request is.
+`wire.process_client` (its end lives in an event loop) and `engine.process` (the blocking `Connection`); must not know
+what a request is.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Hand each request its outputs: one mailbox a request, filled once a step, read by whoever asked for it.
 
-Used by both clients (`wire.client` beside an engine process, `engine.inproc` without one), so that they end, fail and
-bound streams alike. One event loop, no locks. Must not know where outputs come from.
+Used by both clients (`wire.process_client` beside an engine process, `engine.inproc` without one), so that they end,
+fail and bound streams alike. One event loop, no locks. Must not know where outputs come from.
 
 A reader that is behind pauses its request: the engine computes nothing more of it until most is read, and it is ended
 if that takes too long. So a mailbox holds no more than its limit and what was on its way.

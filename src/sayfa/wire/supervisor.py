@@ -1,6 +1,7 @@
 """Decide what follows the death of an engine process: when to start the next one, when to give up, whom to refuse.
 
-Pure rules over times and hashes; it starts and kills nothing itself. Called by `wire.client`; must not know processes.
+Pure rules over times and hashes; it starts and kills nothing itself. Called by `wire.process_client`; must not know
+processes.
 """
 
 import hashlib
