@@ -28,6 +28,7 @@ from sayfa.core.page_pool import PagePool
 from sayfa.core.policy import Policy, PriorityPolicy
 from sayfa.core.scheduler import Limits, Scheduler
 from sayfa.core.sequence import Sequence, branch_seed
+from sayfa.core.waiting import place
 
 VOCAB = 50
 MAX_STEPS_WITHOUT_PROGRESS = 64
@@ -171,6 +172,8 @@ class World:
         plan = self.scheduler.schedule(self.now_s)
         assert plan.num_tokens <= self.limits.max_num_batched_tokens
         assert len(plan.rows) <= self.limits.max_num_seqs
+        self._check_scores(plan)
+        self._check_lead(plan)
         output = self.runner.execute(plan)
         self.now_s += seconds
         self.take(self.scheduler.update(output, self.now_s))
@@ -245,6 +248,20 @@ class World:
             for p in range(sequence.computed)
         }
         assert self.scheduler.stats(0.0, 0.0, 0.0, {}).slots_used == len(slots)
+
+    def _check_scores(self, plan: SchedulerOutput) -> None:
+        """The positions scored in a step are bounded; each row may want the logits that it draws from beside them."""
+        if self.limits.max_scored is not None:
+            num_scored = sum(row.num_logits - row.sample for row in plan.rows)
+            assert num_scored <= self.limits.max_scored, "more positions are scored than may be"
+
+    def _check_lead(self, plan: SchedulerOutput) -> None:
+        """The first in the queue's order of those whose tokens are not all computed gets ahead, whoever is beside."""
+        prompts = [s for s in self.scheduler._roster.running if s.computed < max(s.num_prompt, len(s.tokens) - 1)]
+        if prompts:
+            lead = min(prompts, key=place)
+            moving = {row.row for row in (*plan.rows, *plan.new)}
+            assert lead.row in moving, f"{lead.id} leads, but nothing of it is computed"
 
     def _check_progress(self, plan: SchedulerOutput) -> None:
         self._idle_steps = 0 if plan.rows or not self.scheduler.num_waiting else self._idle_steps + 1

@@ -77,6 +77,32 @@ def test_a_short_prompt_is_not_stalled_by_a_long_one_nor_the_long_one_by_short_o
     assert name <= -(-800 // share)
 
 
+@pytest.mark.parametrize("short_share", [0.0, 0.25, 0.9])
+@pytest.mark.parametrize("policy", [PriorityPolicy, FairPolicy])
+@pytest.mark.parametrize("num_short", [5, 14, 40])
+def test_a_long_scored_prompt_gets_its_share_of_the_scored_positions_in_each_step(
+    short_share: float, policy: type[PriorityPolicy], num_short: int
+) -> None:
+    """A flood of scored prompts, shorter ones or as long as it, costs a long one no more than the short share."""
+    world = World(num_pages=400, page_size=4, max_num_seqs=8, max_num_batched_tokens=128, max_model_len=1000,
+                  max_scored=16, short_share=short_share, policy=policy(), audit_every=20)  # fmt: skip
+    world.add(request("long", [i % 50 for i in range(400)], max_tokens=1, prompt_logprobs=0))
+    world.step()
+    long = world.sequences()[0]
+    name = 0
+    while world.answers["long", 0].last is None:
+        while len(world.sequences()) < 8:
+            world.add(request(name, [name % 50] * num_short, max_tokens=1, prompt_logprobs=0))
+            name += 1
+        before = long.computed
+        world.step()
+        assert long.computed - before >= 16 - int(16 * short_share) or long.finish
+    if num_short <= 16 * short_share:
+        assert world.answers["0", 0].last is not None, "no short prompt was let past the long one"
+    world.run()
+    world.check_answers()
+
+
 def test_decodes_run_in_each_step_beside_a_long_prompt() -> None:
     """S26: whoever decodes gets a token in each step, however long the prompts beside it."""
     world = World(num_pages=400, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=500)

@@ -212,6 +212,15 @@ def the_budget_is_not_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Planner, "_compute", broken)
 
 
+@mutant
+def no_scored_position_is_kept_for_the_leading_prompt(patch: pytest.MonkeyPatch) -> None:
+    class Greedy(Plan):
+        __slots__ = ()
+        free_scores = property(lambda self: self.scores)
+
+    patch.setattr("sayfa.core.planner.Plan", Greedy)
+
+
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_histories_notice(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[name](monkeypatch)

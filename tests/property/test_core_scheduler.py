@@ -30,6 +30,7 @@ def random_world(rnd: random.Random, **settings: object) -> World:
         "max_overtakes": rnd.choice([0, 2, 16]),
         "max_queued_requests": rnd.choice([3, 1000]),
         "max_queued_tokens": rnd.choice([30, 10_000]),
+        "max_scored": rnd.choice([None, 1, 4, 16]),
     }
     return World(**{**chosen, **settings})
 

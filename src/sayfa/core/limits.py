@@ -18,7 +18,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_requests, max_queued_tokens: bounds of what has not started yet (an empty queue takes any one request).
     max_chunk: most tokens of one prompt in one step; None for no other bound than the budget.
     max_scored: most prompt positions whose log-probabilities are computed in one step (each needs a row of logits).
-    short_share: part of the prompts' budget that is kept for others than the leading prompt.
+    short_share: part of the prompts' budget, and of `max_scored`, that is kept for others than the leading prompt.
     max_overtakes: how often a waiting sequence may be passed by one that stands behind it.
     share_queue: whether a tenant may have no more requests in the queue than there are free places.
     """

@@ -6,7 +6,8 @@ A step, in order:
    (preemption by recompute), those that are paused before all others. Sequences that decode are planned right away,
    one token each;
 3. what is left of the token budget goes to prompts: the oldest one that is being computed leads, a share is kept for
-   short ones, so that neither a long prompt stops the short ones nor they stop it (see `_share_out`);
+   short ones, so that neither a long prompt stops the short ones nor they stop it (see `_share_out`). The positions
+   that may be scored are shared out by the same rule;
 4. waiting sequences enter while rows, pages and tokens last; those that are paused give up theirs for them. One that
    cannot get its pages blocks those behind it.
 
@@ -14,7 +15,8 @@ Bounds that the tests hold:
 - a waiting sequence is passed by at most `max_overtakes` that stand behind it in the queue (and by the policy's own
   bound across classes);
 - while something waits or runs, each step computes at least one token or ends or admits something;
-- the best-ranked running sequence never yields: some sequence always gets ahead.
+- the best-ranked running sequence never yields: some sequence always gets ahead;
+- the leading prompt gets ahead in each step.
 """
 
 from sayfa.base.faults import fault
@@ -34,11 +36,11 @@ class Plan:
     """A step in the making. `sequences[i]` is the one that `rows[i]` belongs to."""
 
     __slots__ = (
-        "added", "budget", "coming", "copies", "entered", "full", "now_s", "num_decode", "num_scored", "rows",
+        "added", "budget", "coming", "copies", "entered", "full", "kept", "now_s", "num_decode", "rows", "scores",
         "sequences", "spare",
     )  # fmt: skip
 
-    def __init__(self, now_s: float) -> None:
+    def __init__(self, now_s: float, scores: int = 0) -> None:
         self.now_s = now_s
         self.rows: list[ScheduledRow] = []
         self.sequences: list[Sequence] = []
@@ -46,7 +48,10 @@ class Plan:
         self.added: list[tuple[int, list[int]]] = []
         self.copies: list[tuple[int, int]] = []
         self.num_decode = 0
-        self.num_scored = 0
+        self.scores = scores
+        """Positions that may still be scored in this step."""
+        self.kept = 0
+        """How many of them only the leading prompt may use."""
         self.budget = 0
         self.spare = 0
         """Free pages that nobody who runs will need for the tokens it has now."""
@@ -54,6 +59,11 @@ class Plan:
         """No more sequences enter in this step."""
         self.coming: set[bytes] = set()
         """Hashes of pages that are being computed: who needs the same waits for them and computes them not again."""
+
+    @property
+    def free_scores(self) -> int:
+        """Positions that anybody may have scored."""
+        return self.scores - self.kept
 
 
 class Planner:
@@ -71,11 +81,12 @@ class Planner:
         self._roster = roster
         self._page_size = cache.page_size
         self._max_chunk = limits.max_chunk or limits.max_num_batched_tokens
+        self._max_scored = limits.max_scored or limits.max_num_batched_tokens
 
     def plan(self, now_s: float) -> Plan:
         """Plan one step; `now_s` is only noted where somebody enters or ends."""
         fault("core.plan")
-        plan = Plan(now_s)
+        plan = Plan(now_s, self._max_scored)
         prefills = self._keep_running(plan)
         if prefills or (self._roster.waiting and self._is_open(plan)):
             self._share_out(plan, prefills)
@@ -126,30 +137,32 @@ class Planner:
     def _share_out(self, plan: Plan, prefills: list[Sequence]) -> None:
         """Give the rest of the budget to prompts.
 
-        The leading prompt has all but the short share. Prompts that end within the rest go next, running ones first,
-        then waiting ones in queue order; what is still left goes to the lead, to the other long ones and to those that
-        wait, in this order.
+        The leading prompt has all but the short share, of the tokens and of the positions to score alike. Prompts that
+        end within the rest go next, running ones first, then waiting ones in queue order; what is still left goes to
+        the lead, to the other long ones and to those that wait, in this order.
         """
         self._count_spare(plan, prefills)
         prefills = self._find_lead(plan, prefills)
         if not prefills:
             return
         longs = []
-        share = plan.budget - int(plan.budget * self.limits.short_share)
+        share, scores = self._share(plan.budget), self._share(plan.scores)
         shorts = plan.budget
         lead = prefills[0]
-        if min(lead.goal - lead.computed, self._max_chunk) <= share:
+        if min(lead.goal - lead.computed, self._max_chunk) <= self._most(lead, share, scores):
             shorts -= self._compute(plan, lead, share)
         else:
             longs.append(lead)
             shorts -= share
+            plan.kept = scores if lead.wants_scores else 0
         for sequence in prefills[1:]:
             left = sequence.goal - sequence.computed
-            if left <= min(shorts, self._max_chunk):
+            if left <= self._most(sequence, shorts, plan.free_scores):
                 shorts -= self._compute(plan, sequence, left)
             else:
                 longs.append(sequence)
         self._admit_waiting(plan, shorts, short_only=True)
+        plan.kept = 0
         for sequence in longs:
             self._compute(plan, sequence, plan.budget)
         self._admit_waiting(plan, plan.budget, short_only=False)
@@ -265,14 +278,22 @@ class Planner:
                 self.prefix_queries += state.num_prompt
                 self.prefix_hits += sequence.computed
 
+    def _share(self, amount: int) -> int:
+        """Return the leading prompt's part of a step's tokens or scores: all but the short share, one at least."""
+        return amount - int(amount * self.limits.short_share)
+
+    def _most(self, sequence: Sequence, tokens: int, scores: int) -> int:
+        """Return how many tokens of a sequence may be computed, out of so many, with so many positions scored."""
+        most = min(tokens, self._max_chunk)
+        if sequence.wants_scores:
+            most = min(most, max(0, sequence.scored - sequence.computed) + scores)
+        return most
+
     def _compute(self, plan: Plan, sequence: Sequence, tokens: int) -> int:
         """Plan up to `tokens` of a sequence's missing tokens, as budget and pages allow; return how many."""
         start, goal = sequence.computed, sequence.goal
         room = self.cache.room(sequence) - start
-        count = min(tokens, goal - start, self._max_chunk, plan.budget, room)
-        first_scored = max(start, sequence.scored)
-        if sequence.wants_scores and self.limits.max_scored is not None:
-            count = min(count, first_scored - start + self.limits.max_scored - plan.num_scored)
+        count = min(self._most(sequence, tokens, plan.free_scores), goal - start, plan.budget, room)
         if count <= 0:
             return 0
         added = self.cache.grow(sequence, start + count)
@@ -282,8 +303,9 @@ class Planner:
         sample = end == goal and sequence.state.max_tokens > 0
         num_logits = int(sample)
         if sequence.wants_scores:
-            num_logits = max(num_logits, end - first_scored)
-            plan.num_scored += max(0, end - first_scored)
+            num_scored = max(0, end - max(start, sequence.scored))
+            num_logits = max(num_logits, num_scored)
+            plan.scores -= num_scored
         plan.rows.append(ScheduledRow(sequence.row, start, count, num_logits, sample))
         plan.sequences.append(sequence)
         plan.budget -= count
