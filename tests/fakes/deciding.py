@@ -174,6 +174,8 @@ class World:
         assert len(plan.rows) <= self.limits.max_num_seqs
         self._check_scores(plan)
         self._check_lead(plan)
+        rows = {row.row for row in plan.rows}
+        assert all(new.row in rows for new in plan.new), "somebody was let in of whom nothing is computed"
         output = self.runner.execute(plan)
         self.now_s += seconds
         self.take(self.scheduler.update(output, self.now_s))
@@ -260,8 +262,7 @@ class World:
         prompts = [s for s in self.scheduler._roster.running if s.computed < max(s.num_prompt, len(s.tokens) - 1)]
         if prompts:
             lead = min(prompts, key=place)
-            moving = {row.row for row in (*plan.rows, *plan.new)}
-            assert lead.row in moving, f"{lead.id} leads, but nothing of it is computed"
+            assert lead.row in {row.row for row in plan.rows}, f"{lead.id} leads, but nothing of it is computed"
 
     def _check_progress(self, plan: SchedulerOutput) -> None:
         self._idle_steps = 0 if plan.rows or not self.scheduler.num_waiting else self._idle_steps + 1

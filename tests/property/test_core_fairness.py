@@ -103,6 +103,44 @@ def test_a_long_scored_prompt_gets_its_share_of_the_scored_positions_in_each_ste
     world.check_answers()
 
 
+@pytest.mark.parametrize("length", [30, 100])
+def test_a_flood_of_scored_prompts_takes_no_rows_that_it_cannot_use(length: int) -> None:
+    """Another tenant's chat is answered in the step in which it comes, and so is one that stands behind the flood."""
+    world = World(num_pages=2000, max_num_seqs=16, max_num_batched_tokens=64, max_model_len=200, max_scored=8,
+                  policy=FairPolicy(), audit_every=50)  # fmt: skip
+    for name in range(60):
+        world.add(request(name, [name % 50] * length, max_tokens=1, tenant="flood", prompt_logprobs=0))
+    for name in range(40):
+        world.step()
+        assert len(world.scheduler._roster.running) <= 2, "rows stand still"
+        if name in (2, 7, 30):
+            world.add(request(f"chat{name}", [name, 1, 2], max_tokens=1, tenant="chat"))
+            world.step()
+            assert world.answers[f"chat{name}", 0].finish == "length", "the chat had to wait"
+    world.run(max_steps=10_000)
+    world.check_answers()
+
+
+@pytest.mark.parametrize("max_overtakes", [0, 3, 16])
+@pytest.mark.parametrize("num_waiting", [1, 3, 12])
+def test_nobody_waits_for_the_scores_of_those_before(max_overtakes: int, num_waiting: int) -> None:
+    """While a long prompt is scored, others that want scores are passed as often as may be; then they enter, too."""
+    world = World(num_pages=4000, max_num_seqs=32, max_num_batched_tokens=64, max_model_len=500, max_scored=8,
+                  max_overtakes=max_overtakes, audit_every=50)  # fmt: skip
+    for name in range(1 + num_waiting):
+        world.add(request(f"scored{name}", [name] * 400, max_tokens=1, prompt_logprobs=0))
+    for name in range(50):
+        world.add(request(name, [name, 1, 2], max_tokens=1))
+        world.step()
+        waiting = [n for n in range(name + 1) if world.answers[str(n), 0].last is None]
+        assert len(waiting) <= num_waiting, "chats wait for more than those before them to enter"
+    assert not waiting
+    assert world.answers["scored0", 0].last is None, "nobody was before them: the test shows nothing"
+    world.run()
+    world.check_answers()
+    assert max((count[0] for count in overtakes(world).values()), default=0) <= max_overtakes
+
+
 def test_decodes_run_in_each_step_beside_a_long_prompt() -> None:
     """S26: whoever decodes gets a token in each step, however long the prompts beside it."""
     world = World(num_pages=400, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=500)

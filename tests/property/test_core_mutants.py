@@ -221,6 +221,16 @@ def no_scored_position_is_kept_for_the_leading_prompt(patch: pytest.MonkeyPatch)
     patch.setattr("sayfa.core.planner.Plan", Greedy)
 
 
+@mutant
+def a_row_is_given_to_who_can_score_nothing(patch: pytest.MonkeyPatch) -> None:
+    most = Planner._most
+
+    def broken(self: Planner, sequence: Sequence, tokens: int, scores: int) -> int:
+        return most(self, sequence, tokens, scores if sequence.row >= 0 else max(1, scores))
+
+    patch.setattr(Planner, "_most", broken)
+
+
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_histories_notice(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[name](monkeypatch)

@@ -9,14 +9,15 @@ A step, in order:
    short ones, so that neither a long prompt stops the short ones nor they stop it (see `_share_out`). The positions
    that may be scored are shared out by the same rule;
 4. waiting sequences enter while rows, pages and tokens last; those that are paused give up theirs for them. One that
-   cannot get its pages blocks those behind it.
+   cannot get its pages blocks those behind it, one for which no position is left to score is passed.
 
 Bounds that the tests hold:
 - a waiting sequence is passed by at most `max_overtakes` that stand behind it in the queue (and by the policy's own
   bound across classes);
 - while something waits or runs, each step computes at least one token or ends or admits something;
 - the best-ranked running sequence never yields: some sequence always gets ahead;
-- the leading prompt gets ahead in each step.
+- the leading prompt gets ahead in each step;
+- who enters is computed in the same step.
 """
 
 from sayfa.base.faults import fault
@@ -189,17 +190,23 @@ class Planner:
             plan.coming.update(cache.coming(sequence))
 
     def _admit_waiting(self, plan: Plan, tokens: int, *, short_only: bool) -> None:
-        """Let waiting sequences in, in queue order, while `tokens` last. short_only: those that end within them."""
+        """Let waiting sequences in, in queue order, while `tokens` last. short_only: those that end within them.
+
+        Who wants scores is passed while no position is left, and enters for a part of the short share once it must not
+        be passed again: those behind it that need none must not wait for the leading prompt to be scored.
+        """
         passed: list[Sequence] = []
         index = 0
         waiting = self._roster.waiting
         while tokens > 0 and self._is_open(plan) and index < len(waiting) and len(passed) < MAX_SKIPPED:
             sequence = waiting[index]
             matched = self.cache.match(sequence)
+            most = self._most(sequence, tokens, plan.free_scores)
             left = sequence.goal - len(matched) * self._page_size
-            too_long = short_only and self._source(sequence) is None and left > min(tokens, self._max_chunk)
-            if too_long or self._comes_soon(plan, sequence, matched):
-                if sequence.overtaken >= self.limits.max_overtakes:
+            due = sequence.overtaken >= self.limits.max_overtakes
+            too_long = left > most and self._source(sequence) is None and not (due and sequence.wants_scores)
+            if not most or (short_only and too_long) or self._comes_soon(plan, sequence, matched):
+                if due:
                     return
                 passed.append(sequence)
                 index += 1
