@@ -15,10 +15,10 @@ from sayfa.base.messages import (
     Event,
     PageCopied,
     PageDropped,
-    PageReleased,
-    PageShared,
+    PagesReleased,
+    PagesShared,
+    PagesTaken,
     PageStored,
-    PageTaken,
     Request,
 )
 from sayfa.base.sampling_params import SamplingParams
@@ -89,21 +89,24 @@ class PageMap:
 
     def apply(self, event: Event) -> None:
         match event:
-            case PageTaken(page, name, branch):
-                assert self.users[page] == 0
-                assert page not in self.hashes
-                self._add(page, name, branch)
+            case PagesTaken(pages, name, branch):
+                for page in pages:
+                    assert self.users[page] == 0
+                    assert page not in self.hashes
+                    self._add(page, name, branch)
             case PageCopied(source, page, name, branch):
                 assert self.users[page] == 0
                 assert self.users[source] > 0
                 assert page not in self.hashes
                 self._add(page, name, branch)
-            case PageShared(page, name, branch):
-                self._add(page, name, branch)
-            case PageReleased(page, name, branch, users):
-                assert self.tables[name, branch].pop() == page
-                self.users[page] -= 1
-                assert self.users[page] == users
+            case PagesShared(pages, name, branch):
+                for page in pages:
+                    assert self.users[page] > 0 or page in self.hashes
+                    self._add(page, name, branch)
+            case PagesReleased(pages, name, branch):
+                assert self.tables.pop((name, branch)) == pages[::-1]
+                for page in pages:
+                    self.users[page] -= 1
             case PageStored(page, page_hash, _):
                 assert page_hash not in self.hashes.values()
                 self.hashes[page] = page_hash
@@ -118,6 +121,7 @@ class PageMap:
         """AssertionError if the rebuilt map is not the pool's own."""
         own = {(s.id, s.branch): s.pages for s in sequences if s.pages}
         assert {key: pages for key, pages in self.tables.items() if pages} == own
+        assert all(self.users[page] == pool.users(page) for page in range(pool.num_pages))
         stored = {page: pool.hash_of(page).hex() for page in range(pool.num_pages) if pool.hash_of(page)}  # type: ignore[union-attr]
         assert self.hashes == stored
 
@@ -216,10 +220,13 @@ class World:
 
     def _check_salt(self, event: Event) -> None:
         """A page belongs to the salt it was taken under; nobody else may share it."""
-        if isinstance(event, PageTaken | PageCopied):
+        if isinstance(event, PagesTaken):
+            self._salts.update(dict.fromkeys(event.pages, self.requests[event.request].salt))
+        elif isinstance(event, PageCopied):
             self._salts[event.page] = self.requests[event.request].salt
-        elif isinstance(event, PageShared):
-            assert self._salts[event.page] == self.requests[event.request].salt, "a page crossed from salt to salt"
+        elif isinstance(event, PagesShared):
+            own = self.requests[event.request].salt
+            assert all(self._salts[page] == own for page in event.pages), "a page crossed from salt to salt"
 
     def sequences(self) -> list[Sequence]:
         return self.scheduler._roster.sequences()

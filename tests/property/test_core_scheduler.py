@@ -136,7 +136,7 @@ def test_the_histories_visit_every_corner() -> None:
         seen.update(answer.finish for answer in world.answers.values() if answer.finish)
         seen.update({name: history.counts[name] for name in ("refused", "paused", "held", "parked")})
         seen.update(hits=world.scheduler.stats(0, 0, 0, {}).prefix_hits)
-    corners = ["PageShared", "PageCopied", "PageDropped", "RequestPreempted", "refused", "hits"]
+    corners = ["PagesShared", "PageCopied", "PageDropped", "RequestPreempted", "refused", "hits"]
     corners += ["paused", "held", "parked", "stop", "length", "abort", "deadline", "error"]
     assert all(seen[corner] >= 20 for corner in corners), seen
 

@@ -39,8 +39,8 @@ class Mutant(NamedTuple):
 MUTANTS = (
     # pages and the deciding wing
     Mutant("a release is skipped", "core/roster.py", "self._cache.release(sequence, keep=keep)", "sequence.pages = []"),
-    Mutant("a page is freed twice", "core/kv_cache.py", "users = self.pool.drop(page)",
-           "users = self.pool.drop(page)\n            self.pool.drop(page)"),
+    Mutant("a page is freed twice", "core/kv_cache.py", "self.pool.drop(page)",
+           "self.pool.drop(page)\n            self.pool.drop(page)"),
     Mutant("the bound of the queue is off by one", "core/limits.py", "waiting.num_new >= limits.max_queued_requests",
            "waiting.num_new > limits.max_queued_requests"),
     Mutant("the tenant is left out of the salt", "server/context.py", "encode([tenant, caller_salt])",

@@ -200,7 +200,10 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs", kw_only=True):
-    """One message a step: all rows' outputs, the step's figures and its events."""
+    """One message a step: all rows' outputs, the step's figures and its events.
+
+    What would be too long for one is cut into several: the events first, the figures with the last.
+    """
 
     outputs: list[EngineOutput] = []
     stats: StepStats | None = None
@@ -232,18 +235,18 @@ class Pong(msgspec.Struct, frozen=True, tag="pong", kw_only=True):
 # ------------------------------------------------------------------------------------------- the event feed
 
 
-class PageTaken(msgspec.Struct, frozen=True, tag="page_taken", array_like=True):
-    """A free page became the property of one sequence."""
+class PagesTaken(msgspec.Struct, frozen=True, tag="pages_taken", array_like=True):
+    """Free pages became the property of one sequence, in the order of its tokens."""
 
-    page: int
+    pages: list[int]
     request: str
     branch: int
 
 
-class PageShared(msgspec.Struct, frozen=True, tag="page_shared", array_like=True):
-    """A page that holds a common prefix got one more user."""
+class PagesShared(msgspec.Struct, frozen=True, tag="pages_shared", array_like=True):
+    """The pages that hold a common prefix, in its order, got one more user each."""
 
-    page: int
+    pages: list[int]
     request: str
     branch: int
 
@@ -265,13 +268,14 @@ class PageStored(msgspec.Struct, frozen=True, tag="page_stored", array_like=True
     parent: str
 
 
-class PageReleased(msgspec.Struct, frozen=True, tag="page_released", array_like=True):
-    """One user let go of a page; `users` are left (at 0 it is free, or cached if it was stored)."""
+class PagesReleased(msgspec.Struct, frozen=True, tag="pages_released", array_like=True):
+    """A sequence gave all its pages back, in this order; a page without a user left is free, or cached if it was
+    stored.
+    """
 
-    page: int
+    pages: list[int]
     request: str
     branch: int
-    users: int
 
 
 class PageDropped(msgspec.Struct, frozen=True, tag="page_dropped", array_like=True):
@@ -314,7 +318,7 @@ class StepMade(msgspec.Struct, frozen=True, tag="step", array_like=True):
 
 
 Event = (
-    PageTaken | PageShared | PageCopied | PageStored | PageReleased | PageDropped | RequestQueued
+    PagesTaken | PagesShared | PageCopied | PageStored | PagesReleased | PageDropped | RequestQueued
     | RequestAdmitted | RequestPreempted | RequestFinished | StepMade
 )  # fmt: skip
 ToEngine = Add | Abort | Pause | Drain | Ping | ResetCache

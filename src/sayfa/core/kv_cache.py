@@ -1,7 +1,7 @@
 """Which pages a sequence holds. Five verbs: match, grow, commit, fork, release.
 
-Called by `scheduler`; owns the `PagePool` and tells of each change of a page in the event list. Must not know queues,
-budgets or tensors.
+Called by `scheduler`; owns the `PagePool` and tells of each change in the event list: with one event for all pages that
+a sequence takes, shares or gives back at once. Must not know queues, budgets or tensors.
 
     match    look up the longest run of whole pages that already hold the sequence's first tokens (changes nothing)
     grow     share matched pages, take new ones, until a number of tokens has room
@@ -19,10 +19,10 @@ from sayfa.base.messages import (
     Event,
     PageCopied,
     PageDropped,
-    PageReleased,
-    PageShared,
+    PagesReleased,
+    PagesShared,
+    PagesTaken,
     PageStored,
-    PageTaken,
 )
 from sayfa.base.page_hash import chain, pack_tokens, page_hash, root_hash
 from sayfa.core.page_pool import PagePool
@@ -126,10 +126,9 @@ class KvCache:
         missing = self.num_pages(num_tokens) - len(sequence.pages) - len(matched)
         if missing > self.pool.num_free - (self.num_idle(matched) if matched else 0):
             return None
-        for page in matched:
-            self.pool.share(page)
-            self.events.append(PageShared(page, sequence.id, sequence.branch))
-        added = matched + [self._take(sequence) for _ in range(missing)]
+        if matched:
+            self._share(matched, sequence)
+        added = matched + (self._take(missing, sequence) if missing > 0 else [])
         sequence.pages.extend(added)
         sequence.num_stored = max(sequence.num_stored, len(matched))
         return added
@@ -159,9 +158,8 @@ class KvCache:
         num_whole, partial = divmod(num_tokens, self.page_size)
         if partial and not self.pool.num_free:
             return None
-        for page in source.pages[:num_whole]:
-            self.pool.share(page)
-            self.events.append(PageShared(page, branch.id, branch.branch))
+        if num_whole:
+            self._share(source.pages[:num_whole], branch)
         branch.pages.extend(source.pages[:num_whole])
         branch.hashes = source.hashes[:num_whole]
         branch.contents = source.contents[:num_whole]
@@ -177,9 +175,11 @@ class KvCache:
         fault("core.release")
         if not keep:
             self._spoil(sequence)
-        for page in reversed(sequence.pages):
-            users = self.pool.drop(page)
-            self.events.append(PageReleased(page, sequence.id, sequence.branch, users))
+        pages = sequence.pages[::-1]
+        for page in pages:
+            self.pool.drop(page)
+        if pages:
+            self.events.append(PagesReleased(pages, sequence.id, sequence.branch))
         sequence.pages = []
         sequence.computed = 0
         sequence.num_stored = 0
@@ -218,11 +218,19 @@ class KvCache:
     def _parent(self, sequence: Sequence, index: int) -> bytes:
         return sequence.hashes[index - 1] if index else sequence.state.root
 
-    def _take(self, sequence: Sequence) -> int:
-        page, lost = self.pool.take()
-        self._dropped(page, lost)
-        self.events.append(PageTaken(page, sequence.id, sequence.branch))
-        return page
+    def _share(self, pages: list[int], sequence: Sequence) -> None:
+        for page in pages:
+            self.pool.share(page)
+        self.events.append(PagesShared(pages, sequence.id, sequence.branch))
+
+    def _take(self, num_pages: int, sequence: Sequence) -> list[int]:
+        pages = []
+        for _ in range(num_pages):
+            page, lost = self.pool.take()
+            self._dropped(page, lost)
+            pages.append(page)
+        self.events.append(PagesTaken(pages, sequence.id, sequence.branch))
+        return pages
 
     def _copy(self, source: int, branch: Sequence) -> tuple[int, int]:
         page, lost = self.pool.take()

@@ -3,7 +3,7 @@
 import pytest
 
 from fakes.deciding import request
-from sayfa.base.messages import PageCopied, PageDropped, PageReleased, PageShared, PageStored, PageTaken
+from sayfa.base.messages import PageCopied, PageDropped, PagesReleased, PagesShared, PagesTaken, PageStored
 from sayfa.core.kv_cache import KvCache, ReservedCache
 from sayfa.core.page_pool import PagePool
 from sayfa.core.sequence import RequestState, Sequence
@@ -190,16 +190,31 @@ def test_events_tell_each_change_in_order() -> None:
     a, b = first.pages
     digest = first.hashes[0].hex()
     assert cache.events == [
-        PageTaken(a, "r", 0), PageTaken(b, "r", 0), PageStored(a, digest, ""),
-        PageShared(a, "r", 1), PageShared(a, "r", 2), PageCopied(b, 3, "r", 2),
+        PagesTaken([a, b], "r", 0), PageStored(a, digest, ""),
+        PagesShared([a], "r", 1), PagesShared([a], "r", 2), PageCopied(b, 3, "r", 2),
     ]  # fmt: skip
     cache.events.clear()
     cache.release(branch)
     cache.release(first)
-    assert cache.events == [PageReleased(a, "r", 1, 2), PageReleased(b, "r", 0, 0), PageReleased(a, "r", 0, 1)]
+    assert cache.events == [PagesReleased([a], "r", 1), PagesReleased([b, a], "r", 0)]
     cache.events.clear()
     cache.release(first)
     assert cache.events == []
+
+
+def test_what_a_sequence_takes_shares_or_gives_back_at_once_is_one_event() -> None:
+    """A request of many branches over many pages must not flood the feed when it forks or leaves."""
+    cache = make(num_pages=1002)
+    first = sequence(cache, list(range(4000)))
+    cache.grow(first, 4000)
+    first.computed = 4000
+    branches = [sequence(cache, list(range(4000)), branch=number) for number in range(1, 128)]
+    for branch in branches:
+        cache.fork(first, branch, 4000)
+    for leaving in (*branches, first):
+        cache.release(leaving)
+    assert len(cache.events) == 1 + 127 + 128
+    assert cache.pool.num_free == 1001
 
 
 def test_a_cached_page_that_is_taken_for_other_use_is_dropped() -> None:
@@ -209,7 +224,7 @@ def test_a_cached_page_that_is_taken_for_other_use_is_dropped() -> None:
     cache.release(first)
     cache.events.clear()
     cache.grow(sequence(cache, [2]), 1)
-    assert cache.events == [PageDropped(1, digest), PageTaken(1, "r", 0)]
+    assert cache.events == [PageDropped(1, digest), PagesTaken([1], "r", 0)]
 
 
 def test_a_reservation_takes_the_full_length_at_once() -> None:
