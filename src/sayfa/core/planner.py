@@ -177,7 +177,7 @@ class Planner:
         waiting = self._roster.waiting
         if waiting and self._is_open(plan) and (not prefills or place(waiting[0]) < place(prefills[0])):
             first = waiting[0]
-            matched = self.cache.match(first)
+            matched = self._match(first)
             if not self._comes_soon(plan, first, matched) and self._admit(plan, first, matched):
                 prefills.insert(0, first)
         return prefills
@@ -200,7 +200,7 @@ class Planner:
         waiting = self._roster.waiting
         while tokens > 0 and self._is_open(plan) and index < len(waiting) and len(passed) < MAX_SKIPPED:
             sequence = waiting[index]
-            matched = self.cache.match(sequence)
+            matched = self._match(sequence)
             most = self._most(sequence, tokens, plan.free_scores)
             left = sequence.goal - len(matched) * self._page_size
             due = sequence.overtaken >= self.limits.max_overtakes
@@ -217,9 +217,13 @@ class Planner:
                 if any(other.overtaken >= self.limits.max_overtakes for other in passed):
                     return
 
+    def _match(self, sequence: Sequence) -> list[int]:
+        """Return the pages that a waiting sequence finds; none for a branch, which has its source's in any case."""
+        return [] if self._source(sequence) else self.cache.match(sequence)
+
     def _comes_soon(self, plan: Plan, sequence: Sequence, matched: list[int]) -> bool:
         """Whether the next page this sequence lacks is being computed for another one, so that waiting saves work."""
-        if not plan.coming or sequence.overtaken >= self.limits.max_overtakes:
+        if not plan.coming or sequence.overtaken >= self.limits.max_overtakes or self._source(sequence):
             return False
         return self.cache.first_missing(sequence, len(matched)) in plan.coming
 

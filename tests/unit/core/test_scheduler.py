@@ -7,6 +7,7 @@ from sayfa.base.errors import ConfigError, InvalidRequest, Overloaded
 from sayfa.base.messages import RequestAdmitted, RequestFinished, RequestPreempted, RequestQueued, StepMade
 from sayfa.base.sampling_params import MAX_SEED
 from sayfa.base.step import RowResult, RunnerOutput, ScheduledRow
+from sayfa.core import kv_cache
 from sayfa.core.policy import StaticPolicy
 from sayfa.core.scheduler import Limits
 from sayfa.core.sequence import branch_seed
@@ -96,6 +97,18 @@ def test_branches_share_the_prompt_and_copy_only_the_open_page(num_prompt: int) 
     w.run()
     w.check_answers()
     assert w.runner.num_computed == num_prompt + 2 + 3 * 3
+
+
+def test_a_branch_is_not_looked_up_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its source's pages are its own in any case; to hash a long prompt anew for each branch would take seconds."""
+    hashed = []
+    page_hash = kv_cache.page_hash
+    monkeypatch.setattr(kv_cache, "page_hash", lambda *given: hashed.append(given) or page_hash(*given))
+    w = world(page_size=2, num_pages=200, max_num_batched_tokens=64)
+    w.add(request("a", list(range(40)), n=8, max_tokens=2))
+    w.run()
+    w.check_answers()
+    assert len(hashed) <= 20 + 8
 
 
 def test_branches_that_find_no_row_come_later_and_answer_the_same() -> None:
