@@ -44,7 +44,7 @@ from sayfa.base.messages import (
     Starting,
     ToEngine,
 )
-from sayfa.wire.codec import MalformedMessageError, decode_to_engine, encode
+from sayfa.wire.codec import MalformedMessageError, decode_to_engine, encode, encode_in_parts
 from sayfa.wire.sockets import Connection, DisconnectedError
 
 log = logger("engine")
@@ -197,9 +197,10 @@ class EngineLoop:
 
     def _send(self, message: FromEngine) -> None:
         fault("process.encode")
-        payload = encode(message)
+        payloads = list(encode_in_parts(message))
         fault("process.before_send")
-        self._connection.send(payload)
+        for payload in payloads:
+            self._connection.send(payload)
 
 
 _KINDS: dict[int, Literal["overloaded", "limited"]] = {429: "limited", 503: "overloaded"}

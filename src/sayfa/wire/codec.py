@@ -1,12 +1,18 @@
 """Messages to bytes and back: msgpack of the typed unions in `base.messages`, nothing else.
 
 What does not decode raises MalformedMessageError, which ends that message and not the process. Called by both ends of
-the wire.
+the wire. Must not know frames, only that they are bounded.
 """
+
+from collections.abc import Iterator
 
 import msgspec
 
-from sayfa.base.messages import FromEngine, ToEngine
+from sayfa.base.messages import FromEngine, Outputs, ToEngine
+
+LONG_BYTES = 4 << 20
+"""A step's message is cut until each part is shorter: far below what a frame may hold, and read in some 40 ms, so that
+the reader serves others in between. Only what a single output or event takes can be longer."""
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
@@ -27,6 +33,19 @@ def encode(message: ToEngine | FromEngine) -> bytes:
     return _encoder.encode(message)
 
 
+def encode_in_parts(message: FromEngine) -> Iterator[bytes]:
+    """Encode what the engine sends: one message, or several in place of a step's that is too long.
+
+    A crowd that ends at once makes such a step: an output for each branch, also of those that only waited.
+    """
+    payload = _encoder.encode(message)
+    if len(payload) <= LONG_BYTES or not isinstance(message, Outputs) or len(message.outputs) + len(message.events) < 2:
+        yield payload
+        return
+    for half in _halves(message):
+        yield from encode_in_parts(half)
+
+
 def decode_to_engine(payload: bytes) -> ToEngine:
     """Decode a message that a client sent. Raises MalformedMessageError."""
     try:
@@ -41,6 +60,22 @@ def decode_from_engine(payload: bytes) -> FromEngine:
         return _from_engine.decode(payload)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise MalformedMessageError(str(error), _request_id(payload)) from error
+
+
+def _halves(message: Outputs) -> tuple[Outputs, Outputs]:
+    """Cut between events and outputs, or in the middle of what there is; the figures stay with the end."""
+    outputs, events, first = message.outputs, message.events, message.first_event
+    num_outputs = 0 if events else len(outputs) // 2
+    num_events = len(events) if outputs else len(events) // 2
+    return (
+        Outputs(outputs=outputs[:num_outputs], first_event=first, events=events[:num_events]),
+        Outputs(
+            outputs=outputs[num_outputs:],
+            stats=message.stats,
+            first_event=first + num_events,
+            events=events[num_events:],
+        ),
+    )
 
 
 def _request_id(payload: bytes) -> str | None:

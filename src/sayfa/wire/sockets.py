@@ -18,7 +18,9 @@ import zlib
 from sayfa.base.faults import altered
 
 MAX_FRAME_BYTES = 64 << 20
-"""Longer frames are skipped and counted: no message of ours comes near it (a million token ids take 5 MB)."""
+"""Longer frames are skipped and counted. The engine cuts a step's message long before (`codec.encode_in_parts`); the
+longest thing that cannot be cut are the pages of one sequence: 32 MB in the longest context that can be set. A prompt
+takes 5 bytes a token id, so that one of 13 million is refused."""
 
 _HEADER = struct.Struct("<III")
 _NUMBERS = 1 << 32
