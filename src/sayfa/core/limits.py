@@ -66,6 +66,14 @@ def refuse_impossible(state: RequestState, limits: Limits, roster: Roster, cache
             param="prompt",
             code="context_length_exceeded",
         )
+    room, least = limits.max_model_len - state.num_prompt, request.params.min_tokens
+    if least > room:
+        raise InvalidRequest(
+            f"`min_tokens` is {least}, but the context of {limits.max_model_len} tokens leaves room for {room} after a "
+            f"prompt of {state.num_prompt}; lower `min_tokens` or raise --max-model-len",
+            param="min_tokens",
+            code="context_length_exceeded",
+        )
     needed = cache.pages_for_request(state)
     if needed > cache.pool.capacity:
         raise InvalidRequest(

@@ -275,6 +275,22 @@ def test_impossible_requests_are_refused_at_once_with_both_numbers() -> None:
     ]
 
 
+@pytest.mark.parametrize("max_tokens", [None, 2**31 - 1])
+def test_more_tokens_than_the_context_has_room_for_cannot_be_asked_for(max_tokens: int | None) -> None:
+    """The runner counts in 32 bits up to which token nothing may end an answer; the context bounds it."""
+    w = world(num_pages=40, max_model_len=64)
+    for least in (61, 2**31 - 1):
+        req = request("a", [1, 2, 3, 4], min_tokens=least, max_tokens=max_tokens, eos_token_ids=[5])
+        for door in (w.scheduler.check, lambda asked: w.scheduler.add(asked, 0.0)):
+            with pytest.raises(InvalidRequest, match=rf"`min_tokens` is {least}.* 64 tokens .* 60 .* 4;") as refusal:
+                door(req)
+            assert (refusal.value.param, refusal.value.code) == ("min_tokens", "context_length_exceeded")
+    assert not w.scheduler.has_requests
+    w.add(request("a", [1, 2, 3, 4], min_tokens=60, max_tokens=max_tokens, eos_token_ids=[5]))
+    w.run()
+    assert (len(w.answers["a", 0].tokens), w.answers["a", 0].finish) == (60, "length")
+
+
 def test_an_id_that_is_here_is_refused() -> None:
     w = world()
     w.add(request("a", [1]))
