@@ -10,6 +10,7 @@ what a result does in `results`. This file is the door to them.
 import heapq
 from collections.abc import Collection
 
+from sayfa.base.errors import LostStateError
 from sayfa.base.faults import fault
 from sayfa.base.messages import EngineOutput, Event, Request, StepMade, StepStats
 from sayfa.base.step import NewRow, RunnerOutput, SchedulerOutput
@@ -40,6 +41,7 @@ class Scheduler:
         self._first_event = 0
         self._deadlines: list[tuple[float, int, str]] = []
         self._plan: Plan | None = None
+        """The step that is being made; None between two steps."""
         self._last = Plan(0.0)
         self._news = False
 
@@ -108,11 +110,19 @@ class Scheduler:
     # ------------------------------------------------------------------------------------- decide
 
     def schedule(self, now_s: float) -> SchedulerOutput:
-        """Plan a step. `update` must follow, also if no row was planned (then with a RunnerOutput without rows)."""
+        """Plan a step. `update` must follow, also if no row was planned (then with a RunnerOutput without rows).
+
+        Raises LostStateError if the step before was not brought to its end: what it planned is noted here and perhaps
+        not in the runner, and no further step can be made.
+        """
         if self._plan is not None:
-            raise RuntimeError("schedule was called again before update")
+            raise LostStateError(
+                f"step {self._step} was not brought to its end (an error left it half done, or its update is missing), "
+                "so pages and rows can no longer be trusted; this engine makes no further step, make a new one"
+            )
         self._step += 1
         self._news = False
+        self._plan = Plan(now_s)
         self._expire(now_s)
         self._plan = plan = self._planner.plan(now_s)
         forgotten = self._roster.forgotten
@@ -138,13 +148,13 @@ class Scheduler:
             raise RuntimeError(f"update for step {output.step}, but step {self._step} was planned last")
         if [result.row for result in output.rows] != [row.row for row in plan.rows]:
             raise RuntimeError(f"step {output.step}: the results' rows are not the planned rows")
-        self._plan = None
         self._last = plan
         outputs = self._roster.outputs
         self._roster.outputs = []
         for sequence, row, result in zip(plan.sequences, plan.rows, output.rows, strict=True):
             if sequence.row == row.row:  # else it was aborted or preempted while the step ran
                 self._results.apply(sequence, row, result, now_s, outputs)
+        self._plan = None
         return outputs
 
     # ------------------------------------------------------------------------------------- figures and checks

@@ -3,12 +3,15 @@
 import pytest
 
 from fakes.deciding import World, request
-from sayfa.base.errors import ConfigError, InvalidRequest, Overloaded
+from fakes.runner import FakeRunner
+from sayfa.base.errors import ConfigError, InvalidRequest, LostStateError, Overloaded
 from sayfa.base.messages import RequestAdmitted, RequestFinished, RequestPreempted, RequestQueued, StepMade
 from sayfa.base.sampling_params import MAX_SEED
 from sayfa.base.step import RowResult, RunnerOutput, ScheduledRow
 from sayfa.core import kv_cache
+from sayfa.core.planner import Planner
 from sayfa.core.policy import StaticPolicy
+from sayfa.core.results import Results
 from sayfa.core.scheduler import Limits
 from sayfa.core.sequence import branch_seed
 
@@ -346,7 +349,7 @@ def test_calls_out_of_turn_are_noticed() -> None:
     with pytest.raises(RuntimeError, match="planned last"):
         w.scheduler.update(RunnerOutput(step=0), 0.0)
     plan = w.scheduler.schedule(0.0)
-    with pytest.raises(RuntimeError, match="again before update"):
+    with pytest.raises(LostStateError, match=r"step 1 was not brought to its end .*update is missing"):
         w.scheduler.schedule(0.0)
     with pytest.raises(RuntimeError, match="planned last"):
         w.scheduler.update(RunnerOutput(step=plan.step + 1), 0.0)
@@ -354,6 +357,22 @@ def test_calls_out_of_turn_are_noticed() -> None:
         w.scheduler.update(RunnerOutput(step=plan.step), 0.0)
     with pytest.raises(RuntimeError, match="should sample 1"):
         w.scheduler.update(RunnerOutput(step=plan.step, rows=[RowResult(row=0)]), 0.0)
+
+
+@pytest.mark.parametrize("where", ["planner", "runner", "results"])
+def test_after_a_step_that_failed_on_the_way_there_is_no_other(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are taken and rows given out by then; a further step over them could give somebody a wrong answer."""
+    w = world()
+    w.add(request("a", [1, 2, 3], max_tokens=5))
+    w.step()
+    method = {"planner": (Planner, "_keep_running"), "runner": (FakeRunner, "execute"), "results": (Results, "apply")}
+    monkeypatch.setattr(*method[where], lambda *given: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        w.step()
+    monkeypatch.undo()
+    for _ in range(2):
+        with pytest.raises(LostStateError, match=r"step 2 was not brought to its end .* make a new one"):
+            w.step()
 
 
 def test_an_idle_scheduler_makes_empty_steps() -> None:
