@@ -165,4 +165,5 @@ async def test_t14_long_text_is_rendered_in_another_thread_wherever_it_stands(
             refused = await client.post(path, json=chat_body(messages=huge))
             assert refused.status_code == 400
             assert refused.json()["error"]["code"] == "context_length_exceeded", refused.text
-        assert threads == []
+            # Of many messages the template's marks are too much: they are rendered, but not tokenized.
+            assert ("come to" in refused.text) == (place == "many messages") == (threads != [])

@@ -89,13 +89,13 @@ class Conversation:
     """Takes the place of a model's chat template and of its tokenizer: a letter is a token."""
 
     def __init__(self, messages: Iterable[dict[str, Any]] = ()) -> None:
-        self._text = "".join(message["content"] for message in messages)
+        self.text = "".join(message["content"] for message in messages)
 
     def render(self, messages: Iterable[dict[str, Any]], opens: bool, goes_on: bool, *, options: Any) -> "Conversation":
         return Conversation(messages)
 
     def encode(self, tokenizer: Any) -> list[int]:
-        return [ord(letter) - _FIRST_LETTER for letter in self._text]
+        return [ord(letter) - _FIRST_LETTER for letter in self.text]
 
 
 class Answer:
@@ -290,10 +290,11 @@ def oracle(call: Call, choice: int, rule: Rule, max_model_len: int) -> tuple[lis
     request = Request(id="oracle", prompt=prompts_of(call)[number], params=params)
     tokens, reason, _ = expected(request, branch, rule, max_model_len)
     letters = Letters()
+    free = len(letters.decode(tokens[: call.min_tokens]))  # no stop string is looked for in it
     for count in range(1, len(tokens) + 1):
         text = letters.decode(tokens[:count])
-        found = [text.find(stop) for stop in call.stop if stop in text]
-        if found:
-            ends = {text.find(stop) + len(stop): text.find(stop) for stop in call.stop if stop in text}
-            return tokens[:count], text[: ends[min(ends)]], "stop"
+        starts = {stop: start for stop in call.stop if (start := text.find(stop, free)) >= 0}
+        if starts:
+            first = min(starts, key=lambda stop: starts[stop] + len(stop))
+            return tokens[:count], text[: starts[first]], "stop"
     return tokens, letters.decode(tokens), reason

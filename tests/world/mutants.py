@@ -100,7 +100,7 @@ MUTANTS = (
     Mutant("the other prompts run on", "server/generate.py", "task.cancel()\n            await asyncio.gather",
            "pass\n            await asyncio.gather"),
     Mutant("later is said without saying when", "server/errors.py", "retry = RETRY_AFTER_S\n", "retry = None\n"),
-    Mutant("a stop string is not looked for", "server/answer.py", "tokenizer, params.stop, ", "tokenizer, (), "),
+    Mutant("a stop string is not looked for", "server/answer.py", "            params.stop,\n", "            (),\n"),
     Mutant("the deadline counts from the queue", "server/generate.py",
            "self._context.clock.monotonic() - self._record.arrived_s", "0.0", "clock"),
     # overload

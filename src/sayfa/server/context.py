@@ -46,16 +46,26 @@ class TextTools:
         return cls(tokenizer, load_chat_template(tokenizer, template_source))
 
     def chat_ids(
-        self, messages: list[dict[str, Any]], opens: bool, goes_on: bool, options: Mapping[str, Any]
+        self,
+        messages: list[dict[str, Any]],
+        opens: bool,
+        goes_on: bool,
+        options: Mapping[str, Any],
+        check: Callable[[str], None],
     ) -> list[int]:
-        """Ids of a conversation after the template. Raises InvalidRequest if there is no template or it refuses."""
+        """Ids of a conversation after the template; `check` looks at its text before that is tokenized.
+
+        Raises InvalidRequest if there is no template or it refuses, and what `check` raises.
+        """
         if self.template is None:
             raise InvalidRequest(
                 "This model has no chat template; use /v1/completions, or start the server with --chat-template.",
                 code="no_chat_template",
             )
         fault("server.template")
-        return self.template.render(messages, opens, goes_on, options=options).encode(self.tokenizer)
+        rendered = self.template.render(messages, opens, goes_on, options=options)
+        check(rendered.text)
+        return rendered.encode(self.tokenizer)
 
 
 class ServerContext:

@@ -26,6 +26,8 @@ from sayfa.server.openai.protocol import (
 
 BYTES_PER_TOKEN = 8
 """A text of more bytes than this times the context cannot fit; it is refused before it is tokenized."""
+RENDERED_CHARS_PER_TOKEN = 4 * BYTES_PER_TOKEN
+"""The same of a rendered conversation, in characters: a template's marks are tokens of a dozen characters and more."""
 MAX_ANSWERS = 1024
 MAX_COST_TOKENS = 4_000_000
 MAX_LOGPROB_VALUES = 8_000_000
@@ -199,13 +201,24 @@ def check_text_bytes(num_bytes: int, figures: Figures, param: str) -> None:
         )  # fmt: skip
 
 
+def check_rendered(text: str, figures: Figures) -> None:
+    """Raise InvalidRequest for a conversation of which the template made more than fits: many short messages."""
+    limit = RENDERED_CHARS_PER_TOKEN * figures.context_tokens
+    if len(text) > limit:
+        raise InvalidRequest(
+            f"`messages` come to {len(text)} characters with what the model's chat template puts around them; above "
+            f"{limit} they are refused, since the context is {figures.context_tokens} tokens. Send fewer.",
+            param="messages", code="context_length_exceeded",
+        )  # fmt: skip
+
+
 def _utf8_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
 def message_bytes(messages: Sequence[Message]) -> int:
-    """All that a template may show of messages, in bytes; each counts as a token at least, which marks its begin."""
-    total = BYTES_PER_TOKEN * len(messages)
+    """All that a template may show of messages, in bytes."""
+    total = 0
     for message in messages:
         parts = message.content if isinstance(message.content, list) else ()
         texts = [message.content, message.refusal, message.name, message.tool_call_id, *(part.text for part in parts)]

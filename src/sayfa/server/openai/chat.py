@@ -37,7 +37,7 @@ async def _answer(request: Request, body: ChatRequest, record: Record) -> Respon
     tokenizer = context.tools.tokenizer
     figures = limits.Figures.of(info, tokenizer.vocab_size, context.options)
     params = limits.admit_chat(body, figures, tokenizer.eos_ids)
-    ids = await chat_ids(context, body)
+    ids = await chat_ids(context, body, figures)
     limits.check_ids("messages", ids, figures)
     explicit = params.max_tokens is not None
     params = limits.admit_lengths([ids], params, figures, "messages", explicit)

@@ -7,17 +7,21 @@ Called by chat and /tokenize. Rules where OpenAI's documents leave a choice:
   (B045). Knows no sampling.
 """
 
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from sayfa.base.errors import InvalidRequest
+from sayfa.server import limits
 from sayfa.server.context import ServerContext
-from sayfa.server.limits import message_bytes
 from sayfa.server.openai.protocol import ChatRequest, Message, TokenizeRequest
 
+MESSAGE_SIZE = 128
+"""What it costs to render a message of no text, in characters of text."""
 
-async def chat_ids(context: ServerContext, body: ChatRequest | TokenizeRequest) -> list[int]:
+
+async def chat_ids(context: ServerContext, body: ChatRequest | TokenizeRequest, figures: limits.Figures) -> list[int]:
     """Render and tokenize `body.messages`; raise InvalidRequest naming the message that cannot be rendered."""
     messages = [_plain(index, message) for index, message in enumerate(body.messages or ())]
     goes_on = bool(body.continue_final_message)
@@ -33,9 +37,11 @@ async def chat_ids(context: ServerContext, body: ChatRequest | TokenizeRequest) 
     kwargs = body.chat_template_kwargs or {}
 
     def work() -> list[int]:
-        return context.tools.chat_ids(messages, opens, goes_on, kwargs)
+        check = partial(limits.check_rendered, figures=figures)
+        return context.tools.chat_ids(messages, opens, goes_on, kwargs, check)
 
-    return await context.text_work(message_bytes(body.messages or ()), work)
+    size = limits.message_bytes(body.messages or ()) + MESSAGE_SIZE * len(messages)
+    return await context.text_work(size, work)
 
 
 def _plain(index: int, message: Message) -> dict[str, Any]:

@@ -33,7 +33,7 @@ async def tokenize(request: Request) -> Response:
         special = body.add_special_tokens is not False
         ids = await context.text_work(len(body.prompt), partial(tokenizer.encode, body.prompt, special))
     else:
-        ids = await chat_ids(context, body)
+        ids = await chat_ids(context, body, figures)
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": figures.context_tokens, "tokens": ids}
     if body.return_token_strs:
         answer["token_strs"] = await context.text_work(len(ids), lambda: [show(tokenizer.token_bytes(i)) for i in ids])
