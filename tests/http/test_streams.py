@@ -229,6 +229,27 @@ async def test_an_error_after_the_start_is_one_event_and_the_end_mark() -> None:
     assert "0x1f" not in plain.text
 
 
+class EndingEngine(SayingEngine):
+    """Ends each request at its second output because a drain's time is up."""
+
+    def _output(self, request: Request, branch: int, answer: list[int], step: int) -> EngineOutput:
+        output = super()._output(request, branch, answer, step)
+        if step == 1:
+            return msgspec.structs.replace(output, finish="error", error="the time is up", error_code="shutdown")
+        return output
+
+
+async def test_an_answer_that_a_drain_cuts_off_may_go_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
+    """It is no failure of the engine: 503 with Retry-After, and no traceback in the log."""
+    async with serving(EndingEngine()) as (client, _):
+        chunks = await stream(client, CHAT, chat_body())
+        plain = await client.post(CHAT, json=chat_body())
+    assert chunks[-1]["error"]["code"] == "draining"
+    assert (plain.status_code, plain.json()["error"]["code"]) == (503, "draining")
+    assert int(plain.headers["retry-after"]) >= 1
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 class LateEngine(SayingEngine):
     """Lets the deadline of each request pass after its second token."""
 

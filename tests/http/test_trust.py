@@ -57,6 +57,13 @@ def test_a_few_among_many_do_not(trust: Trust, num_good: int, is_ready: bool) ->
     assert (trust.why_not() == "") == is_ready
 
 
+def test_all_of_any_number_do(trust: Trust) -> None:
+    """Of errors fewer were remembered than of requests: above ten thousand the server was ready again."""
+    for number in range(20_001):
+        trust.note_error(request(number % 50))
+    assert "20001 of 20001" in trust.why_not()
+
+
 def test_ten_minutes_without_them_or_a_new_engine_end_it(
     trust: Trust, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:

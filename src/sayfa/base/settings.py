@@ -24,8 +24,10 @@ from sayfa.base.errors import ConfigError
 PREFIX = "SAYFA_"
 MAX_DIGITS = 40
 """Of a number as text; with some thousands of them `int` raises."""
-# What Kubernetes injects for a Service that is called "sayfa", and what belongs to building and testing.
-_FOREIGN = re.compile(r"SAYFA_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_\w+|CONFIG|SKIP_NATIVE|TEST_\w+|OPENAI_SPEC)")
+# What Kubernetes injects for each Service whose name begins with "sayfa", and what belongs to building and testing.
+_FOREIGN = re.compile(
+    r"SAYFA_((\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_\w+)|CONFIG|SKIP_NATIVE|TEST_\w+|OPENAI_SPEC)"
+)
 # A zero in front is refused: some would read 010 as eight.
 _NUMBER = re.compile(r"([+-]?(?:(?:0|[1-9][\d_]*)(?:\.\d+)?|\.\d+))\s*([A-Za-z]*)")
 _BYTES = {"": 1, "b": 1, "k": 1000, "kb": 1000, "kib": 1 << 10, "m": 10**6, "mb": 10**6, "mib": 1 << 20,
@@ -157,6 +159,8 @@ def _from_environ(environ: Mapping[str, str]) -> Given:
     for variable, raw in environ.items():
         if not variable.startswith(PREFIX) or _FOREIGN.fullmatch(variable):
             continue
+        if variable not in by_variable and variable.endswith("_PORT") and "://" in raw:
+            continue  # of the same kind, and told apart by its value alone
         if variable not in by_variable:
             raise ConfigError(f"unknown environment variable {variable}{nearest(variable, by_variable)}")
         if variable == "SAYFA_PORT" and "://" in raw:

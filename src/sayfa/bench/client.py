@@ -152,9 +152,12 @@ async def _pieces(reader: asyncio.StreamReader, chunked: bool) -> AsyncIterator[
         if not piece:
             return
         yield piece
-    while size := int((await reader.readline()).split(b";")[0].strip() or b"0", 16):
+    while line := await reader.readline():
+        if (size := int(line.split(b";")[0].strip() or b"0", 16)) == 0:
+            return
         yield await reader.readexactly(size)
         await reader.readline()
+    raise EngineError("the connection ended in the middle of an answer", code="answer_cut")
 
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -158,9 +158,10 @@ def size_pages(config: EngineConfig, executor: Executor, max_model_len: int) -> 
     length is lowered, and the log says so.
     """
     page_size = config.cache.block_size
-    budget = config.cache.kv_cache_memory
+    asked, free = config.cache.kv_cache_memory, free_memory_bytes()
+    budget = asked
     if budget is None:
-        budget = pages_budget_bytes(free_memory_bytes(), config.cache.kv_cache_memory_share, executor.buffers_bytes)
+        budget = pages_budget_bytes(free, config.cache.kv_cache_memory_share, executor.buffers_bytes)
     plan = plan_memory(
         weights_bytes=executor.weights_bytes,
         buffers_bytes=executor.buffers_bytes,
@@ -169,6 +170,8 @@ def size_pages(config: EngineConfig, executor: Executor, max_model_len: int) -> 
         pages_bytes=budget,
         most_tokens=config.scheduler.max_num_seqs * pages_for(max_model_len, page_size) * page_size,
     )
+    if asked is not None:
+        _tell_of_pages(asked, free, plan)
     fits = (plan.num_pages - 1) * page_size
     if fits >= max_model_len:
         return plan, max_model_len
@@ -179,6 +182,21 @@ def size_pages(config: EngineConfig, executor: Executor, max_model_len: int) -> 
         )
     log.warning("memory for pages holds %d tokens; --max-model-len is lowered from %d to that", fits, max_model_len)
     return plan, fits
+
+
+def _tell_of_pages(asked: int, free: int, plan: MemoryPlan) -> None:
+    """Say what the operator's own number does not show: that it cannot be had, or is more than can ever be used."""
+    if plan.pages_bytes + plan.buffers_bytes + plan.margin_bytes > free:
+        log.warning(
+            "--kv-cache-memory: pages of %d MiB, buffers and a margin are more than the %d MiB that are free now; as "
+            "pages are used, the system may end the engine or swap. Lower it, or free memory",
+            plan.pages_bytes >> 20, free >> 20,
+        )  # fmt: skip
+    if plan.pages_bytes < asked - 2 * plan.bytes_per_page:
+        log.info(
+            "--kv-cache-memory: %d MiB of pages are taken, which is all that --max-num-seqs sequences of "
+            "--max-model-len can use", plan.pages_bytes >> 20,
+        )  # fmt: skip
 
 
 def warm_up(runner: ModelRunner, num_tokens: int) -> None:

@@ -188,7 +188,7 @@ class Generation:
             self._context.trust.note_end()
         if output.finish == "deadline":
             raise self._expired()
-        if output.finish == "abort":
+        if output.finish == "abort" or output.error_code == "shutdown":
             raise Overloaded(
                 "The server is shutting down; the answer is not complete.", code="draining", retry_after_s=5
             )

@@ -57,6 +57,7 @@ class EventStream(Response):
         self._explain = explain
         self._streams = streams
         self._work: asyncio.Task[None] | None = None
+        self._comment: asyncio.Task[None] | None = None
         self._send: Send | None = None
         self._hang_up: Callable[[], None] | None = None
         self._started = False
@@ -73,9 +74,10 @@ class EventStream(Response):
             await asyncio.wait({self._work, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._streams.discard(self)
-            gone.cancel()
-            self._work.cancel()
-            await asyncio.gather(self._work, gone, return_exceptions=True)
+            ending = [task for task in (self._work, gone, self._comment) if task is not None]
+            for task in ending:
+                task.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
         if not self._work.cancelled():
             self._work.result()
 
@@ -89,12 +91,15 @@ class EventStream(Response):
         elif self._work is not None:
             self._work.cancel()
 
-    async def keep_alive(self) -> None:
-        """Send a comment, if the stream has begun and nothing is being sent."""
+    def keep_alive(self) -> None:
+        """Begin to send a comment, if the stream has begun and nothing is being sent.
+
+        In a task of its own: who does not read it may wait, but not the watch over the other streams.
+        """
         if self._started and self.sending_since_s is None and self._send is not None:
             fault("server.stream.keep_alive")
-            self.last_sent_s = self._clock.monotonic()
-            await self._send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+            self.sending_since_s = self._clock.monotonic()
+            self._comment = asyncio.create_task(self._write(self._send, KEEP_ALIVE))
 
     async def _pump(self, send: Send) -> None:
         events = self._events
@@ -163,14 +168,14 @@ async def sweep(streams: set[EventStream], keep_alive_s: float, clock: AwakeCloc
         clock.tick()
         for stream in list(streams):
             try:
-                await _look_at(stream, keep_alive_s, clock.monotonic())
+                _look_at(stream, keep_alive_s, clock.monotonic())
             except Exception:  # of one stream, or of our own: the others are looked at all the same
                 log.exception("looking after a stream failed")
 
 
-async def _look_at(stream: EventStream, keep_alive_s: float, now_s: float) -> None:
+def _look_at(stream: EventStream, keep_alive_s: float, now_s: float) -> None:
     fault("server.sweep")
     if stream.sending_since_s is not None and now_s - stream.sending_since_s > SLOW_SEND_LIMIT_S:
         stream.give_up()
     elif keep_alive_s and now_s - stream.last_sent_s >= keep_alive_s:
-        await stream.keep_alive()
+        stream.keep_alive()

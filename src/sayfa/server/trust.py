@@ -12,6 +12,7 @@ the engine is started anew, since it reads its weights again, or ten minutes aft
 
 import logging
 from collections import deque
+from dataclasses import dataclass
 
 from sayfa.base.clock import Clock
 from sayfa.base.messages import Request
@@ -23,8 +24,17 @@ WINDOW_S = 600.0
 MIN_CONTENTS = 3
 MIN_SHARE = 0.1
 MAX_REMEMBERED = 1000
-"""Errors kept at most; more of them change nothing."""
+"""Contents of errors kept at most; more of them change nothing."""
 _BUCKET_S = 10.0
+
+
+@dataclass
+class _Bucket:
+    """What ended in ten seconds: a bounded memory for any number of requests."""
+
+    begin_s: float
+    num_ended: int = 0
+    num_errors: int = 0
 
 
 class Trust:
@@ -33,24 +43,26 @@ class Trust:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._errors: deque[tuple[float, bytes]] = deque(maxlen=MAX_REMEMBERED)
-        self._ended: deque[list[float]] = deque()
-        """[begin of ten seconds, requests that ended in them]: a bounded memory for any number of requests."""
+        self._ended: deque[_Bucket] = deque()
         self._told = False
 
     def note_end(self) -> None:
-        """An answer of the engine ended, well or with a numerical error."""
-        now_s = self._clock.monotonic()
-        if self._ended and now_s - self._ended[-1][0] < _BUCKET_S:
-            self._ended[-1][1] += 1
-        else:
-            self._ended.append([now_s, 1])
-        self._forget(now_s)
+        """An answer of the engine ended well."""
+        self._note(0)
 
     def note_error(self, request: Request) -> None:
-        """A request ended with a numerical error; `note_end` is called for it, too."""
+        """A request ended with a numerical error."""
         self._errors.append((self._clock.monotonic(), content_hash(request)))
-        self.note_end()
+        self._note(1)
         self.why_not()  # so that the log tells at once
+
+    def _note(self, num_errors: int) -> None:
+        now_s = self._clock.monotonic()
+        if not self._ended or now_s - self._ended[-1].begin_s >= _BUCKET_S:
+            self._ended.append(_Bucket(now_s))
+        self._ended[-1].num_ended += 1
+        self._ended[-1].num_errors += num_errors
+        self._forget(now_s)
 
     def forget_all(self) -> None:
         """An engine was started, with weights that it read anew."""
@@ -64,11 +76,12 @@ class Trust:
             return self._tell("")
         self._forget(self._clock.monotonic())
         contents = len({content for _, content in self._errors})
-        num_ended = sum(int(count) for _, count in self._ended)
-        if contents < MIN_CONTENTS or len(self._errors) < MIN_SHARE * num_ended:
+        num_ended = sum(bucket.num_ended for bucket in self._ended)
+        num_errors = sum(bucket.num_errors for bucket in self._ended)
+        if contents < MIN_CONTENTS or num_errors < MIN_SHARE * num_ended:
             return self._tell("")
         return self._tell(
-            f"{len(self._errors)} of {num_ended} requests within {WINDOW_S / 60:.0f} minutes, {contents} of them with "
+            f"{num_errors} of {num_ended} requests within {WINDOW_S / 60:.0f} minutes, {contents} of them with "
             "different content, ended with numbers that are not finite; the weights in memory may be damaged: "
             "restart the server, and compare the model's files with their checksums"
         )
@@ -76,7 +89,7 @@ class Trust:
     def _forget(self, now_s: float) -> None:
         while self._errors and now_s - self._errors[0][0] > WINDOW_S:
             self._errors.popleft()
-        while self._ended and now_s - self._ended[0][0] > WINDOW_S + _BUCKET_S:
+        while self._ended and now_s - self._ended[0].begin_s > WINDOW_S + _BUCKET_S:
             self._ended.popleft()
 
     def _tell(self, reason: str) -> str:
@@ -85,5 +98,5 @@ class Trust:
             if reason:
                 log.error("not ready any more: %s", reason)
             else:
-                log.warning("ready again: there was no numerical error for %.0f minutes", WINDOW_S / 60)
+                log.warning("ready again: few or no numerical errors in the last %.0f minutes", WINDOW_S / 60)
         return reason

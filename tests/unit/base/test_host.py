@@ -1,5 +1,9 @@
 """Laws of the host's memory: the smaller of machine and container counts, and file cache can be given back."""
 
+import os
+
+import pytest
+
 from sayfa.base.host import free_memory_bytes, usable_cores
 
 
@@ -33,3 +37,13 @@ def test_a_container_over_its_limit_has_nothing(tmp_path):
 def test_without_either_there_is_still_an_answer(tmp_path):
     assert free_memory_bytes(tmp_path / "no", tmp_path / "no") > 1 << 20
     assert usable_cores() >= 1
+
+
+@pytest.mark.parametrize(
+    ("written", "cores"), [("max 100000", 4), ("800000 100000", 4), ("250000 100000", 2), ("50000 100000", 1), ("x", 4)]
+)
+def test_a_container_s_share_of_the_processors_counts_in_whole_cores(tmp_path, monkeypatch, written, cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    (tmp_path / "cpu.max").write_text(written + "\n")
+    assert usable_cores(tmp_path) == cores
+    assert usable_cores(tmp_path / "no") == 4

@@ -142,8 +142,12 @@ def test_what_kubernetes_injects_for_a_service_called_sayfa_is_told_apart():
     injected = {
         "SAYFA_SERVICE_HOST": "10.0.0.1", "SAYFA_SERVICE_PORT": "80", "SAYFA_SERVICE_PORT_HTTP": "80",
         "SAYFA_PORT_80_TCP": "tcp://10.0.0.1:80", "SAYFA_PORT_80_TCP_ADDR": "10.0.0.1",
+        "SAYFA_GATEWAY_SERVICE_HOST": "10.0.0.2", "SAYFA_GATEWAY_SERVICE_PORT_HTTP": "80",
+        "SAYFA_GATEWAY_PORT": "tcp://10.0.0.2:80", "SAYFA_METRICS_PORT_9090_TCP": "tcp://10.0.0.2:9090",
     }  # fmt: skip
     assert load({}, injected) == load({}, {})
+    with pytest.raises(ConfigError, match="unknown environment variable SAYFA_METRICS_PORT"):
+        load({}, {"SAYFA_METRICS_PORT": "9090"})
     with pytest.raises(ConfigError, match="enableServiceLinks"):
         load({}, {**injected, "SAYFA_PORT": "tcp://10.0.0.1:80"})
 

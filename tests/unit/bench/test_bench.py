@@ -22,9 +22,10 @@ TINY = Workload(name="tiny", requests=7, at_once=3, shared=2, own=3, out=4, abou
 class Stub:
     """A completions server whose events are cut into pieces at random; counts how many requests are there at once."""
 
-    def __init__(self, seed=0, status=200, error_at=None, usage=True, chunked=True):
+    def __init__(self, seed=0, status=200, error_at=None, usage=True, chunked=True, *, cut_at=None):
         self.rng = random.Random(seed)
         self.status, self.error_at, self.usage, self.chunked = status, error_at, usage, chunked
+        self.cut_at = cut_at
         self.bodies = []
         self.now = self.most = 0
 
@@ -52,7 +53,7 @@ class Stub:
         else:
             self.bodies.append(json.loads(body))
             lines = [f"data: {json.dumps(event)}\n\n" for event in self.events(self.bodies[-1])]
-            data = "".join([*lines, ": comment\n\n", "data: [DONE]\n\n"]).encode()
+            data = "".join([*lines, ": comment\n\n", "data: [DONE]\n\n"]).encode()[: self.cut_at]
         kind = "Transfer-Encoding: chunked" if self.chunked else "Connection: close"
         writer.write(f"HTTP/1.1 {self.status} X\r\n{kind}\r\n\r\n".encode())
         while data:
@@ -61,7 +62,7 @@ class Stub:
             writer.write(b"%x\r\n%b\r\n" % (len(piece), piece) if self.chunked else piece)
             await writer.drain()
             await asyncio.sleep(0)
-        writer.write(b"0\r\n\r\n" if self.chunked else b"")
+        writer.write(b"0\r\n\r\n" if self.chunked and self.cut_at is None else b"")
         self.now -= 1
         writer.close()
 
@@ -93,7 +94,13 @@ async def test_a_server_without_usage_is_counted_by_its_chunks():
 
 
 @pytest.mark.parametrize(
-    ("stub", "words"), [(Stub(status=503), "HTTP 503"), (Stub(error_at=2), "broke"), (Stub(error_at=0), "broke")]
+    ("stub", "words"),
+    [
+        (Stub(status=503), "HTTP 503"),
+        (Stub(error_at=2), "broke"),
+        (Stub(error_at=0), "broke"),
+        (Stub(cut_at=200), "in the middle"),
+    ],
 )
 async def test_a_failure_is_an_error_and_never_a_figure(stub, words):
     async with serving(stub) as client:

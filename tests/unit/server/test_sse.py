@@ -262,7 +262,7 @@ def test_no_comment_goes_before_the_status() -> None:
     async def main() -> None:
         serving = asyncio.create_task(stage.serve())
         await asyncio.sleep(0.5)
-        await stage.stream.keep_alive()
+        stage.stream.keep_alive()
         assert stage.sent == []
         await serving
 
@@ -308,12 +308,20 @@ def test_the_limit_counts_from_where_the_reader_stopped() -> None:
     assert stage.closed_s == 20.0 + SLOW_SEND_LIMIT_S + 1.0
 
 
+def test_a_reader_that_stops_at_a_comment_holds_up_no_other_stream() -> None:
+    """The sweep waited for it, and with it the clock and every other stream that had to be given up."""
+    stage = Stage(b"a", 500.0, b"b", stops_after=2)
+    stage.play(keep_alive_s=3.0)
+    assert stage.closed_s == pytest.approx(3.0 + SLOW_SEND_LIMIT_S + 1.0, abs=1.0)
+    assert (stage.sent, stage.explained) == ([(0.0, START), (0.0, event(b"a"))], [])
+
+
 def test_a_stream_that_nobody_serves_yet_can_be_given_up() -> None:
     stage = Stage(b"a")
 
     async def main() -> None:
         stage.stream.give_up()
-        await stage.stream.keep_alive()
+        stage.stream.keep_alive()
         await stage.serve()
 
     stage.play(main)
@@ -324,7 +332,7 @@ def test_one_stream_that_fails_does_not_stop_the_sweep(caplog: pytest.LogCapture
     class Broken:
         sending_since_s, last_sent_s = None, 0.0
 
-        async def keep_alive(self) -> None:
+        def keep_alive(self) -> None:
             raise RuntimeError("of this one")
 
     stage = Stage(b"a", 10.5, b"b")
