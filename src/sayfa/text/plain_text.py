@@ -7,7 +7,7 @@ tokens. Must not know chat messages.
 import json
 from typing import Any
 
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from sayfa.base.errors import InvalidRequest
 from sayfa.base.faults import fault
@@ -24,28 +24,24 @@ class PlainEncoder:
 
     def __init__(self, backend: Tokenizer, control: frozenset[int]) -> None:
         self._control = control
-        self._plain = Tokenizer(backend.model)  # shares the vocabulary, copies nothing
-        if backend.normalizer is not None:
-            self._plain.normalizer = backend.normalizer
-        state = state_of(backend.pre_tokenizer)
-        # SentencePiece puts a space before the first piece of a text; a later piece must not get one.
-        self._prefix_first = state.get("type") == "Metaspace" and state.get("prepend_scheme") == "first"
-        if self._prefix_first:
-            self._plain.pre_tokenizer = pre_tokenizers.Metaspace(
-                replacement=state["replacement"], prepend_scheme="never", split=state["split"]
-            )
-        elif backend.pre_tokenizer is not None:
-            self._plain.pre_tokenizer = backend.pre_tokenizer
-        self._space = str(state.get("replacement", " "))
         added = backend.get_added_tokens_decoder()
         self._control_tokens = {token.content: (index, token) for index, token in added.items() if index in control}
         self._texts = ControlTexts(self._control_tokens)
-        self._plain.add_tokens([token for index, token in sorted(added.items()) if index not in control])
-        # Added tokens that are not in the vocabulary got new numbers; these are their right ones.
+        others = {index: token for index, token in sorted(added.items()) if index not in control}
+        self._plain = self._first = _with(backend, backend.pre_tokenizer, others)
+        state = state_of(backend.pre_tokenizer)
+        if state.get("type") == "Metaspace" and state.get("prepend_scheme") == "first":
+            # SentencePiece puts a space before the first piece of a text; a later piece must not get one.
+            never = pre_tokenizers.Metaspace(
+                replacement=state["replacement"], prepend_scheme="never", split=state["split"]
+            )
+            self._plain = _with(backend, never, others)
+        # Added tokens outside the vocabulary are numbered behind it in their order. Without the control tokens among
+        # them they have other numbers here, often those of control tokens; these are their right ones.
         self._right_ids = {
             mine: index
-            for index, token in added.items()
-            if index not in control and (mine := self._plain.token_to_id(token.content)) is not None and mine != index
+            for index, token in others.items()
+            if (mine := self._plain.token_to_id(token.content)) is not None and mine != index
         }
 
     def encode_marked(self, text: str, mark: str) -> list[int]:
@@ -66,15 +62,29 @@ class PlainEncoder:
         """Encode `text`; `first` says whether the whole text begins here."""
         if not text:
             return []
-        if first and self._prefix_first and not text.startswith((" ", self._space)):
-            text = " " + text
-        ids = encode_ids(self._plain, text)
+        ids = self._ids(self._first if first else self._plain, text)
         if not self._control.isdisjoint(ids):
             # The vocabulary itself spells a control token from text: cut it up so far that it cannot.
-            ids = [index for char in text for index in encode_ids(self._plain, char) if index not in self._control]
-        if self._right_ids:
-            ids = [self._right_ids.get(index, index) for index in ids]
+            cut = self._ids(self._first if first else self._plain, text[0])
+            for char in text[1:]:
+                cut += self._ids(self._plain, char)
+            ids = [index for index in cut if index not in self._control]
         return ids
+
+    def _ids(self, backend: Tokenizer, text: str) -> list[int]:
+        ids = encode_ids(backend, text)
+        return [self._right_ids.get(index, index) for index in ids] if self._right_ids else ids
+
+
+def _with(backend: Tokenizer, pre_tokenizer: Any, added: dict[int, AddedToken]) -> Tokenizer:
+    """Make a tokenizer on the same vocabulary, which is shared and not copied, with these added tokens alone."""
+    made = Tokenizer(backend.model)
+    if backend.normalizer is not None:
+        made.normalizer = backend.normalizer
+    if pre_tokenizer is not None:
+        made.pre_tokenizer = pre_tokenizer
+    made.add_tokens(list(added.values()))
+    return made
 
 
 def is_library_failure(error: BaseException) -> bool:
