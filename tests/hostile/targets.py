@@ -145,8 +145,8 @@ def run_tokenizer_config(data: bytes) -> None:
     folder = place() / "hf-config"
     if not folder.exists():
         save_folder(folder, byte_level(280))
-    (folder / "tokenizer_config.json").write_bytes(data)
-    (folder / "generation_config.json").write_bytes(data)
+    for name in ("tokenizer_config", "generation_config", "special_tokens_map", "added_tokens"):
+        (folder / f"{name}.json").write_bytes(data)
     use(load_tokenizer(folder))
 
 

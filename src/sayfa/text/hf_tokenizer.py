@@ -1,18 +1,19 @@
 """Loads the tokenizer of a model folder in Hugging Face's format.
 
 Called by `text.tokenizer` only. Reads tokenizer.json (the vocabulary and its rules), and what tokenizer_config.json,
-special_tokens_map.json, generation_config.json, config.json and chat_template.jinja say beside it. Runs no code of the
-folder. Must not know chat messages or HTTP.
+special_tokens_map.json, added_tokens.json, generation_config.json, config.json and chat_template.jinja say beside it.
+Runs no code of the folder. Must not know chat messages or HTTP.
 """
 
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 
 from sayfa.base.errors import ModelError
 from sayfa.base.json_file import read_json_object
 from sayfa.text.facts import TokenizerFacts
+from sayfa.text.hf_added_tokens import named_tokens
 from sayfa.text.plain_text import is_library_failure
 
 MAX_TOKENIZER_BYTES = 128 << 20
@@ -27,12 +28,14 @@ def build_from_folder(folder: Path) -> tuple[Tokenizer, TokenizerFacts]:
     """Load the tokenizer; raise ModelError naming the file that is absent or wrong."""
     backend = _read_backend(folder)
     config = _optional(folder, "tokenizer_config.json")
-    special_map = _optional(folder, "special_tokens_map.json")
-    _add_missing(backend, config)
-    named = {name: text for name in _NAMES if (text := _token_text(config.get(name) or special_map.get(name)))}
+    special_map, added_file = _optional(folder, "special_tokens_map.json"), _optional(folder, "added_tokens.json")
+    tokens = named_tokens(config, special_map, added_file, backend.get_added_tokens_decoder())
+    backend.add_tokens(tokens.to_add)
+    _refuse_shared_ids(backend)
+    named = {name: text for name, text in tokens.by_name.items() if name in _NAMES}
     ids = {name: index for name, text in named.items() if (index := backend.token_to_id(text)) is not None}
-    special = {index for index, token in backend.get_added_tokens_decoder().items() if token.special}
-    special.update(ids.values())
+    added = backend.get_added_tokens_decoder()
+    special = {index for index, token in added.items() if token.special or token.content in tokens.control}
     eos_ids = _end_ids(folder, backend) | {index for name, index in ids.items() if name == "eos_token"}
     # What stands around a text is tokenizer.json's affair; `add_bos_token` beside it is a left-over of older formats.
     prefix, suffix = _around(backend)
@@ -64,6 +67,8 @@ def _read_backend(folder: Path) -> Tokenizer:
         if isinstance(error, Exception) or is_library_failure(error):
             raise ModelError("tokenizer.json: is damaged, or written for a newer version of `tokenizers`.") from None
         raise
+    if not backend.get_vocab_size():
+        raise ModelError("tokenizer.json: its vocabulary is empty.")
     backend.no_truncation()
     backend.no_padding()
     return backend
@@ -73,27 +78,15 @@ def _optional(folder: Path, name: str) -> dict[str, Any]:
     return read_json_object(folder / name) if (folder / name).is_file() else {}
 
 
-def _token_text(value: object) -> str | None:
-    """Read a token given as text or as an object with `content`."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) and value else None
-
-
-def _add_missing(backend: Tokenizer, config: dict[str, Any]) -> None:
-    """Add tokens that only tokenizer_config.json lists; older folders have them there alone."""
-    listed = config.get("added_tokens_decoder")
-    if not isinstance(listed, dict):
-        return
-    for _, entry in sorted(listed.items(), key=lambda item: _number(item[0])):
-        text = _token_text(entry)
-        if isinstance(entry, dict) and text and backend.token_to_id(text) is None:
-            flags = {name: bool(entry.get(name, False)) for name in ("lstrip", "rstrip", "single_word", "normalized")}
-            backend.add_tokens([AddedToken(text, special=bool(entry.get("special", False)), **flags)])
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else 0
+def _refuse_shared_ids(backend: Tokenizer) -> None:
+    """Added tokens are numbered from the vocabulary's size on; where it leaves out ids, one could be given twice."""
+    for index, token in backend.get_added_tokens_decoder().items():
+        other = backend.model.id_to_token(index)
+        if other is not None and other != token.content:
+            raise ModelError(
+                f"tokenizer.json: the added token {token.content!r:.60} and the vocabulary's {other!r:.60} have the "
+                f"same id, {index}; number the vocabulary without gaps."
+            )
 
 
 def _embedding_rows(folder: Path) -> int:
@@ -113,8 +106,8 @@ def _tokens(backend: Tokenizer, num_rows: int) -> tuple[str, ...]:
     are empty text.
     """
     vocab = backend.get_vocab(with_added_tokens=True)
-    if not vocab or max(vocab.values()) > MAX_TOKENS:
-        raise ModelError(f"tokenizer.json: its vocabulary is empty or holds ids above {MAX_TOKENS:,}.")
+    if max(vocab.values()) > MAX_TOKENS:
+        raise ModelError(f"tokenizer.json: its vocabulary holds ids above {MAX_TOKENS:,}.")
     if max(vocab.values()) >= len(vocab) + MAX_UNUSED_IDS:
         raise ModelError(
             f"tokenizer.json: its {len(vocab):,} tokens have ids up to {max(vocab.values()):,}; at most "

@@ -125,7 +125,8 @@ class Tokenizer:
 
     def _spell(self, token_id: int) -> bytes:
         if token_id in self._added:
-            text = self._added[token_id]
+            # A token that is looked for in normalized text is shown as it was found there.
+            text = self._backend.id_to_token(token_id) or self._added[token_id]
             return (text if self._byte_level else text.replace(SPACE, " ")).encode()
         token = self._facts.tokens[token_id]
         if self._byte_level:

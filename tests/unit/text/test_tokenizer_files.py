@@ -144,12 +144,35 @@ def test_a_vocabulary_may_leave_out_so_many_ids_and_no_more(tmp_path: Path, more
     highest = 2 + hf_tokenizer.MAX_UNUSED_IDS + more
     backend = Backend(models.BPE({"a": 0, "b": 1, "c": highest}, []))
     backend.decoder = decoders.ByteLevel()
-    folder = save_folder(tmp_path, backend)
+    folder = save_folder(tmp_path, backend, {"bos_token": None, "eos_token": None})
     if more:
         with pytest.raises(ModelError, match=r"3 tokens have ids up to 100,003; at most 100,000"):
             load_tokenizer(folder)
     else:
         assert load_tokenizer(folder).encode_text("cab") == [highest, 0, 1]
+
+
+def test_an_added_token_with_the_number_of_another_is_refused(tmp_path: Path) -> None:
+    """The library numbers it by the vocabulary's size, where this one has a token of that number."""
+    backend = Backend(models.BPE({"a": 0, "b": 1, "c": 2, "d": 4}, []))
+    backend.decoder = decoders.ByteLevel()
+    config = {"bos_token": None, "eos_token": "<end>"}
+    with pytest.raises(ModelError, match=r"'<end>' and the vocabulary's 'd' have the same id, 4"):
+        load_tokenizer(save_folder(tmp_path, backend, config))
+
+
+def test_odd_tokens_beside_a_tokenizer_are_passed_over(tmp_path: Path) -> None:
+    files = {
+        "special_tokens_map_json": {
+            "sep_token": 7,
+            "pad_token": {"content": ["x"]},
+            "extra_special_tokens": ["", 1, {}],
+        },
+        "added_tokens_json": {"": 450, "<a>": "451", "<b>": None, "<c>": True, "<d>": 452},
+    }
+    ours = load_tokenizer(save_folder(tmp_path, byte_level(), **files))
+    assert ours.vocab_size == 451
+    assert ours.token_text(450) == "<d>"
 
 
 def test_a_decoder_that_we_do_not_know_is_refused_with_the_known_ones(tmp_path: Path) -> None:
