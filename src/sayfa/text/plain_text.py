@@ -20,6 +20,9 @@ class PlainEncoder:
     """Encodes pieces of a text whose control tokens were cut out before.
 
     Invariant: no id that `encode` gives is one of `control`.
+
+    only_way: whether the main tokenizer may find control tokens in other spellings than their own, so that a rendered
+    chat has to go this way even if nobody wrote a control token out.
     """
 
     def __init__(self, backend: Tokenizer, control: frozenset[int]) -> None:
@@ -43,6 +46,21 @@ class PlainEncoder:
             for index, token in others.items()
             if (mine := self._plain.token_to_id(token.content)) is not None and mine != index
         }
+        normalized = any(token.normalized for _, token in self._control_tokens.values())
+        self.only_way = (normalized and backend.normalizer is not None) or self._spells_control()
+
+    def _spells_control(self) -> bool:
+        """Tell whether plain text can become a control token by merges, which see it with other spaces and letters."""
+        try:
+            for text in self._control_tokens:
+                ids = self._plain.encode(text, add_special_tokens=False).ids
+                if any(self._right_ids.get(index, index) in self._control for index in ids):
+                    return True
+            return False
+        except BaseException as error:
+            if not is_library_failure(error):
+                raise
+            return True
 
     def encode_marked(self, text: str, mark: str) -> list[int]:
         """Encode a rendered chat: control tokens in it count, those broken by the mark are plain text without it."""

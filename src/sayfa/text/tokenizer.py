@@ -100,11 +100,13 @@ class Tokenizer:
         """Encode a rendered chat (rule 2).
 
         `mark` is a character that the template's renderer put inside the control tokens that users had spelled; such
-        a broken token is encoded as the plain text it was, without the mark.
+        a broken token is encoded as the plain text it was, without the mark. Control tokens count in their own
+        spelling alone, also where the library would find them in text that only becomes it by normalization.
         """
-        if not mark or mark not in text:
+        plain = self._plain_encoder()
+        if not plain.only_way and (not mark or mark not in text):
             return encode_ids(self._backend, text)
-        return self._plain_encoder().encode_marked(text, mark)
+        return plain.encode_marked(text, mark)
 
     def _plain_encoder(self) -> PlainEncoder:
         with self._lock:
