@@ -5,8 +5,8 @@ stranger's program: it runs in `template_sandbox` within a budget, and an error 
 
 Rules:
 1. The text equals what Hugging Face's `apply_chat_template` gives for the same template and messages.
-2. Content given as parts: a template that walks over parts sees the list; any other sees the texts joined by a line
-   break. A template that only knows lists gets text as a list of one part.
+2. Content given as parts: a template that shows parts sees the list; any other sees the texts joined by a line break.
+   A template that only shows lists gets text as a list of one part. Which it is shows when a probe is rendered at load.
 3. Control tokens that are spelled out in messages or tools have no power (see `control_text`).
 4. Keys with the value None are left out of messages, as Hugging Face does.
 5. The arguments of past tool calls come as JSON text (OpenAI's form) and templates want the object: text that is a
@@ -38,6 +38,9 @@ _RESERVED = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "unk_token", "pad_token")
 ) | {"raise_exception", "strftime_now", "namespace", "range", "dict"}
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+_PROBE = "qzxprobe"
+_PROBE_CPU_S = 0.05
+_RAW_PROBE = re.compile(rf"""text["']\s*:\s*["']{_PROBE}""")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 
 
@@ -77,8 +80,8 @@ class ChatTemplate:
         try:
             tree = self._sandbox.parse(source)
             self.options = frozenset(meta.find_undeclared_variables(tree) - _RESERVED)
-            self._wants_parts, self._knows_text = _content_forms(tree)
             self._template = self._sandbox.from_string(source)
+            self._wants_parts, self._knows_text = self._probed_forms() or _content_forms(tree)
         except jinja2.TemplateError as error:
             raise ModelError(f"The chat template cannot be compiled: {error.message}.") from None
         except (RecursionError, SyntaxError, MemoryError, ValueError, OverflowError):
@@ -122,17 +125,8 @@ class ChatTemplate:
 
     def _run(self, data: dict[str, Any], add_generation_prompt: bool, mark: str) -> str:
         num_chars = sum(map(len, strings_in(data))) + len(self.source)
-        current = self._sandbox.current
-        current.value, current.mark = Budget(4 * num_chars + SPARE_CHARS), mark
         try:
-            return self._template.render(
-                **self._special,
-                **data["options"],
-                messages=data["messages"],
-                tools=data["tools"],
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-            )
+            return self._within(Budget(4 * num_chars + SPARE_CHARS), data, add_generation_prompt, mark)
         except RefusedByTemplate as error:
             raise InvalidRequest(
                 f"The model's chat template refuses these messages: {error.message}", param="messages",
@@ -148,8 +142,47 @@ class ChatTemplate:
                 "The model's chat template cannot render these messages; check their roles and contents.",
                 param="messages", code="template_error",
             ) from None  # fmt: skip
+
+    def _within(self, budget: Budget, data: dict[str, Any], add_generation_prompt: bool, mark: str) -> str:
+        current = self._sandbox.current
+        current.value, current.mark = budget, mark
+        try:
+            return self._template.render(
+                **self._special,
+                **data["options"],
+                messages=data["messages"],
+                tools=data["tools"],
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+            )
         finally:
             current.value, current.mark = None, ""
+
+    # ------------------------------------------------------------------------------------- what it reads
+
+    def _probed_forms(self) -> tuple[bool, bool] | None:
+        """Tell whether parts are shown, and whether text is; None if a user's message is shown in neither form."""
+        parts = [{"type": "text", "text": _PROBE}]
+        try:
+            for roles in (("user",), ("system", "user")):
+                forms = self._shows(roles, parts), self._shows(roles, _PROBE)
+                if any(forms):
+                    return forms
+        except OverBudgetError:
+            pass
+        return None
+
+    def _shows(self, roles: Sequence[str], content: Any) -> bool:
+        messages = [{"role": role, "content": content} for role in roles]
+        budget = Budget(4 * len(self.source) + SPARE_CHARS, max_cpu_s=_PROBE_CPU_S)
+        try:
+            text = self._within(budget, {"messages": messages, "tools": None, "options": {}}, True, "").casefold()
+        except OverBudgetError:
+            raise
+        except Exception:  # a stranger's program does not take it
+            return False
+        # A template for text alone may write a list as Python or JSON writes it.
+        return _PROBE in text and not _RAW_PROBE.search(text)
 
     # ------------------------------------------------------------------------------------- what comes in
 
@@ -280,7 +313,7 @@ def _cut_at(text: str, tag: str, last_text: str) -> str:
 
 
 def _content_forms(tree: nodes.Template) -> tuple[bool, bool]:
-    """Tell whether a template walks over a content's parts, and whether it also handles content that is text."""
+    """Tell from the source of a template whether it walks over parts, and whether it also handles content as text."""
     names = {"content"}
     for assign in tree.find_all(nodes.Assign):
         if isinstance(assign.target, nodes.Name) and _is_content(assign.node, names):

@@ -33,10 +33,12 @@ class Budget:
     not turn an honest template away.
     """
 
-    def __init__(self, max_chars: int, cpu_s: Callable[[], float] = time.thread_time) -> None:
+    def __init__(
+        self, max_chars: int, cpu_s: Callable[[], float] = time.thread_time, max_cpu_s: float = MAX_CPU_S
+    ) -> None:
         self.max_chars = max_chars
         self._cpu_s = cpu_s
-        self._deadline_s = cpu_s() + MAX_CPU_S
+        self._deadline_s = cpu_s() + max_cpu_s
         self._chars_left = MAX_CHARS_FACTOR * max_chars
         self._steps = 0
         self._next_look = _STEPS_BETWEEN_LOOKS

@@ -38,6 +38,62 @@ def test_a_template_for_parts_sees_a_list_even_for_plain_text(source: str) -> No
     assert template.render([USER]).text == "[hi]"
 
 
+LIST_ONLY = [
+    "{{ m.content|selectattr('type', 'equalto', 'text')|map(attribute='text')|join('') }}",
+    "{{ m['content'][0].text }}",
+    "{% set first = m.content|first %}{{ first['text']|trim }}",
+    "{% for i in range(m.content|length) %}{{ m.content[i].text }}{% endfor %}",
+    "{% macro shown(x) %}{% for p in x %}{{ p.text }}{% endfor %}{% endmacro %}{{ shown(m.content) }}",
+    "{% for kind, value in m|dictsort if kind == 'content' %}{% for p in value %}{{ p.text }}{% endfor %}{% endfor %}",
+]
+BOTH = [
+    "{% macro shown(x) %}{% if x is string %}{{ x }}{% else %}{% for p in x %}{{ p.text }}{% endfor %}{% endif %}"
+    "{% endmacro %}{{ shown(m.content) }}",
+    "{% if m.content is string %}{{ m.content }}{% else %}{{ m.content|map(attribute='text')|join }}{% endif %}",
+]
+TEXT_ONLY = [
+    "{{ m.content }}", "{{ m.content|trim }}", "{{ m.content|upper }}", "{{ m.content|tojson }}", "{{ m.content[:] }}",
+    "{{ m.content.split('</think>')[-1] }}", "{{ m.content if m.content is string else '' }}",
+    "{% for char in m.content %}{{ char }}{% endfor %}", "{% if m.content[0] != '/' %}{{ m.content }}{% endif %}",
+]  # fmt: skip
+
+
+def chat(body: str, before: str = "") -> ChatTemplate:
+    return ChatTemplate(before + "{% for m in messages %}[" + body + "]{% endfor %}")
+
+
+@pytest.mark.parametrize("body", LIST_ONLY)
+def test_a_template_that_reads_parts_in_any_way_shows_a_plain_text(body: str) -> None:
+    """Over the letters of a text it finds nothing to show, and the user's message would be lost."""
+    for content in ("hi", parts("hi")):
+        assert chat(body).render([{"role": "user", "content": content}]).text == "[hi]"
+
+
+@pytest.mark.parametrize("body", BOTH)
+def test_a_template_that_reads_both_in_any_way_gets_what_was_sent(body: str) -> None:
+    for content, shown in (("hi", "[hi]"), (parts("hi"), "[hi]"), (parts("a", "b"), "[ab]")):
+        assert chat(body).render([{"role": "user", "content": content}]).text == shown
+
+
+@pytest.mark.parametrize("body", TEXT_ONLY)
+def test_a_template_that_reads_text_alone_gets_text(body: str) -> None:
+    text = chat(body).render([{"role": "user", "content": "a\nb"}]).text
+    assert text.lower() in ("[a\nb]", '["a\\nb"]')
+    assert chat(body).render([{"role": "user", "content": parts("a", "b")}]).text == text
+
+
+def test_a_template_that_refuses_a_user_s_message_alone_is_asked_with_a_system_message() -> None:
+    before = "{% if messages[0].role != 'system' %}{{ raise_exception('no') }}{% endif %}"
+    template = chat(LIST_ONLY[0], before)
+    assert template.render([{"role": "system", "content": "s"}, USER]).text == "[s][hi]"
+
+
+def test_a_template_that_shows_no_message_at_load_is_judged_by_its_source() -> None:
+    before = "{% if messages|length < 3 %}{{ raise_exception('no') }}{% endif %}"
+    body = "{% for p in m.content %}{{ p.text }}{% endfor %}"
+    assert chat(body, before).render([USER] * 3).text == "[hi][hi][hi]"
+
+
 def test_a_template_that_knows_both_gets_what_was_sent() -> None:
     template = ChatTemplate(GEMMA, {"bos_token": ""})
     for content in ("a", parts("a")):
