@@ -109,3 +109,34 @@ def test_messages_without_control_tokens_are_never_marked(oracle: PreTrainedToke
         rendered = template.render([{"role": "user", "content": random_string(rng)}])
         assert rendered.marked.replace(rendered.mark, "") == rendered.text
         assert rendered.text.count("<|im_end|>") == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for g in messages|groupby('role') %}{{ g.grouper }}={{ g.list|length }};{% endfor %}",
+        "{% for _, g in messages|groupby('role') %}{{ g|map(attribute='content')|join }}{% endfor %}",
+        "{% for g in messages|groupby('content') %}{{ g[0] }}{{ g['list'][0].role }}{{ g.list[-1].role }}{% endfor %}",
+        "{% set g = (messages|groupby('role'))[0] %}{{ g.grouper is defined }}{{ g.other is defined }}{{ g.count(1) }}",
+        "{{ (messages|groupby('role')|first).list[0].content }}",
+    ],
+)
+def test_groups_have_their_key_and_their_list_by_name(oracle: PreTrainedTokenizerFast, source: str) -> None:
+    messages = [{"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("user", "a"))]
+    theirs = oracle.apply_chat_template(messages, chat_template=source, tokenize=False)
+    assert ChatTemplate(source).render(messages, add_generation_prompt=False).text == theirs
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "m.content|selectattr('type', 'equalto', 'text')|map(attribute='text')|join('')",
+        "m.content[0].text",
+        "m.content if m.content is string else m.content|map(attribute='text')|join(';')",
+    ],
+)
+def test_parts_that_filters_or_an_index_read_are_shown(oracle: PreTrainedTokenizerFast, shown: str) -> None:
+    source = "{% for m in messages %}{{ m.role }}: {{ SHOWN }}\n{% endfor %}".replace("SHOWN", shown)
+    messages = [{"role": "user", "content": [{"type": "text", "text": text} for text in ("a ", "<b>")]}]
+    theirs = oracle.apply_chat_template(messages, chat_template=source, tokenize=False)
+    assert ChatTemplate(source).render(messages, add_generation_prompt=False).text == theirs

@@ -18,7 +18,7 @@ from typing import Any
 import jinja2
 import jinja2.ext
 from jinja2 import nodes
-from jinja2.filters import FILTERS, do_indent, make_attrgetter
+from jinja2.filters import FILTERS, _GroupTuple, do_indent, make_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -51,6 +51,7 @@ _METHODS: tuple[tuple[type, frozenset[str]], ...] = (
     (dict, frozenset({"get", "items", "keys", "values"})),
     (list, frozenset({"count", "index"})),
     (tuple, frozenset({"count", "index"})),
+    (_GroupTuple, frozenset({"grouper", "list"})),
     (
         LoopContext,
         _words("changed cycle depth depth0 first index index0 last length nextitem previtem revindex revindex0"),
