@@ -34,6 +34,7 @@ def config_from_hf(facts: Facts) -> ModelConfig:
     architecture = _ARCHITECTURES[model_type]
     _check_purpose(facts)
     dtype = facts.raw("dtype") or facts.raw("torch_dtype")
+    tie = facts.flag("tie_word_embeddings", architecture == "gemma3")  # of a larger model the outer flag counts
     if architecture == "gemma3" and facts.has("text_config"):
         name, text = facts.model, facts.part("text_config")
         facts = text.with_defaults(name, _GEMMA_TEXT_DEFAULTS)
@@ -61,7 +62,7 @@ def config_from_hf(facts: Facts) -> ModelConfig:
         max_context=facts.integer("max_position_embeddings", CONTEXT),
         norm_eps=facts.number("rms_norm_eps", EPS, 1e-6),
         activation=_activation(facts, is_gemma),
-        tie_embeddings=facts.flag("tie_word_embeddings", is_gemma),
+        tie_embeddings=tie,
         attention_bias=architecture == "qwen2" or facts.flag("attention_bias", False),
         qk_norm=architecture in ("qwen3", "gemma3"),
         post_norms=is_gemma,

@@ -47,6 +47,8 @@ _POST_NORM_NAMES = _LAYER_NAMES | {
 _IGNORED_ENDS = ("rope_freqs.weight", "rotary_emb.inv_freq")
 _IGNORED_STARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
+_COMPARED_BYTES = 16 << 20
+
 
 class Weights:
     """Roles of one checkpoint. Raises ModelError naming the tensor that is missing, unread or of the wrong shape."""
@@ -70,11 +72,17 @@ class Weights:
         return Weight(tuple(self._piece(role, layer) for role in roles))
 
     def head(self) -> Weight:
-        """The language-model head [V, H]; the embedding itself where the two are tied."""
-        if self._config.tie_embeddings:
-            self._read.update(name for name in self._names if name.endswith(_HEAD_NAMES))
+        """The language-model head [V, H]; the embedding itself where the two are tied.
+
+        A file may say that they are tied and hold a head all the same: one with other numbers is used, as transformers
+        does, and a copy of the embedding is not kept twice.
+        """
+        if self._config.tie_embeddings and self._name("head", None) not in self._names:
             return self.matrix("embedding")
-        return self.matrix("head")
+        head = self._piece("head", None)
+        if self._config.tie_embeddings and _are_same(head, self._piece("embedding", None)):
+            return self.matrix("embedding")
+        return Weight((head,))
 
     def norm(self, role: str, layer: int | None = None) -> Vector:
         """A norm's weight, float32, with Gemma's stored minus one undone."""
@@ -122,8 +130,9 @@ class Weights:
     def _name(self, role: str, layer: int | None) -> str:
         scheme = 1 if self._is_gguf else 0
         if role == "head":
-            found = [name for name in self._names if name.endswith(_HEAD_NAMES[scheme])]
-            return found[0] if len(found) == 1 else _HEAD_NAMES[scheme]
+            ending = _HEAD_NAMES[scheme]
+            found = [name for name in self._names if name == ending or name.endswith("." + ending)]
+            return found[0] if len(found) == 1 else ending
         if layer is None:
             return self._prefix + _MODEL_NAMES[role][scheme]
         place = f"blk.{layer}." if self._is_gguf else f"{self._prefix}layers.{layer}."
@@ -167,3 +176,11 @@ class Weights:
     def _vector(self, role: str, layer: int | None) -> Vector:
         name, shape, kind = self._checked(role, layer)
         return np.array(dequantize(self._source.read(name), kind, shape), np.float32)
+
+
+def _are_same(one: WeightPiece, other: WeightPiece) -> bool:
+    """Whether two matrices hold the same bytes; they are compared in parts, so that little memory is taken."""
+    if (one.type, one.rows, one.columns) != (other.type, other.rows, other.columns):
+        return False
+    parts = [slice(at, at + _COMPARED_BYTES) for at in range(0, one.data.nbytes, _COMPARED_BYTES)]
+    return all(np.array_equal(one.data[part], other.data[part]) for part in parts)

@@ -85,6 +85,33 @@ def test_a_tied_head_is_the_embedding_itself(tmp_path):
     assert table.pieces[0] is head.pieces[0]
 
 
+def test_a_stored_copy_of_a_tied_embedding_is_not_kept_twice_and_another_head_is_kept(tmp_path, monkeypatch):
+    """Compared in parts: a difference in the last number of the last part is seen."""
+    monkeypatch.setattr("sayfa.models.weights._COMPARED_BYTES", 1000)
+    folder = make_tiny("llama3", tmp_path)
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    change(folder, lambda tensors: tensors.update({"lm_head.weight": embedding}))
+    assert heads_name(load(folder)) == "model.embed_tokens.weight"
+    embedding[-1, -1] += 1
+    change(folder, lambda tensors: tensors.update({"lm_head.weight": embedding}))
+    assert heads_name(load(folder)) == "lm_head.weight"
+    change(folder, lambda tensors: tensors.update({"lm_head.weight": embedding[:-1].copy()}))
+    with pytest.raises(ModelError, match=r"'lm_head\.weight' has shape \[319, 64\]"):
+        load(folder)
+
+
+def heads_name(program):
+    return [op.weight for op in program.ops if isinstance(op, Linear)][-1].pieces[0].name
+
+
+def test_a_second_head_is_refused(tmp_path):
+    folder = make_tiny("llama3", tmp_path)
+    second = {f"{place}lm_head.weight": np.zeros((320, 64), np.float32) for place in ("", "draft.")}
+    change(folder, lambda tensors: tensors.update(second))
+    with pytest.raises(ModelError, match=r"'draft\.lm_head\.weight'"):
+        load(folder)
+
+
 def test_an_unknown_architecture_is_refused_with_the_known_ones(folder):
     config = msgspec.structs.replace(read_config(folder), architecture="lama")
     with pytest.raises(ModelError, match=r"'lama'; known: .*llama.*Did you mean 'llama'"):

@@ -1,0 +1,92 @@
+"""Law: whatever a model folder states, its logits are those of transformers, or it is refused by the field.
+
+Each case edits the facts or the files of a tiny random model, so that two readings of them are far apart.
+"""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from fakes.models import make_tiny
+from fakes.steps import Driver, open_model, reference
+
+TOLERANCE = 5e-5
+TOKENS = np.random.default_rng(0).integers(0, 320, 60).tolist()
+GEMMA_TEXT = {
+    "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512, "sliding_window": 24,
+    "query_pre_attn_scalar": 32,
+}  # fmt: skip
+VISION = {
+    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32,
+    "patch_size": 8,
+}  # fmt: skip
+
+
+def edit(folder, drop=(), inside=None, **facts):
+    """Change config.json, or the part `inside` it."""
+    config = json.loads((folder / "config.json").read_text())
+    target = config[inside] if inside else config
+    for field in drop:
+        target.pop(field, None)
+    target.update(facts)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def change_tensors(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def our_logits(folder):
+    config, program = open_model(folder)
+    driver = Driver(reference(program), config)
+    driver.add(0, TOKENS)
+    driver.step({0: 512}, all_logits=True)
+    return np.stack([driver.logits[0][position] for position in range(len(TOKENS))])
+
+
+def assert_equal(folder, maker=transformers.AutoModelForCausalLM):
+    oracle = maker.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        theirs = oracle(input_ids=torch.tensor([TOKENS])).logits[0].numpy()
+    difference = np.abs(our_logits(folder) - theirs)
+    assert difference.max() < TOLERANCE, f"largest {difference.max()}, mean {difference.mean()}"
+
+
+def make_large_gemma(folder, **outer):
+    """A random Gemma 3 with a vision part; its text is what we serve."""
+    config = transformers.Gemma3Config(text_config=GEMMA_TEXT, vision_config=VISION, mm_tokens_per_image=4, **outer)
+    model = transformers.Gemma3ForConditionalGeneration(config)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * (0.15 if parameter.dim() > 1 else 0.3))
+    model.save_pretrained(folder)
+    return folder
+
+
+# --------------------------------------------------------------------------------------------------- the head
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "gemma3"])
+def test_a_head_that_differs_from_the_embedding_is_used_though_the_flag_ties_them(tmp_path, family):
+    make_tiny(family, tmp_path, seed=3, tie_word_embeddings=False)
+    assert_equal(edit(tmp_path, tie_word_embeddings=True))
+
+
+@pytest.mark.parametrize("stated", [True, False, None])
+def test_of_a_larger_gemma_the_outer_flag_ties_the_head(tmp_path, stated):
+    """None: it is not stated, and says true by default, whatever the text part says."""
+    make_large_gemma(tmp_path, **({} if stated is None else {"tie_word_embeddings": stated}))
+    edit(tmp_path, inside="text_config", tie_word_embeddings=not stated)
+    if stated is None:
+        edit(tmp_path, drop=["tie_word_embeddings"])
+        edit(tmp_path, inside="text_config", tie_word_embeddings=False)
+    assert_equal(tmp_path, transformers.AutoModelForImageTextToText)
