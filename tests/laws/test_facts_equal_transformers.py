@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from fakes.models import make_tiny
 from fakes.steps import Driver, open_model, reference
+from sayfa.base.errors import ModelError
+from sayfa.models.config import read_config
 
 TOLERANCE = 5e-5
 TOKENS = np.random.default_rng(0).integers(0, 320, 60).tolist()
@@ -90,3 +92,57 @@ def test_of_a_larger_gemma_the_outer_flag_ties_the_head(tmp_path, stated):
         edit(tmp_path, drop=["tie_word_embeddings"])
         edit(tmp_path, inside="text_config", tie_word_embeddings=False)
     assert_equal(tmp_path, transformers.AutoModelForImageTextToText)
+
+
+# --------------------------------------------------------------------------------------------------- windows
+
+
+def their_windows(folder):
+    config = transformers.AutoConfig.from_pretrained(folder)
+    window = config.sliding_window or 0
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    return [window if kind == "sliding_attention" else 0 for kind in kinds]
+
+
+@pytest.mark.parametrize(
+    ("family", "drop", "facts"),
+    [
+        ("mistral", ["sliding_window"], {}),
+        ("mistral", [], {"sliding_window": None}),
+        ("qwen2-window", ["sliding_window", "layer_types"], {}),
+        ("qwen2-window", ["layer_types"], {"sliding_window": None}),
+        ("qwen3", ["sliding_window", "layer_types"], {"use_sliding_window": True, "max_window_layers": 2}),
+        ("qwen3", ["sliding_window", "layer_types"], {}),
+        ("gemma3", ["sliding_window"], {}),
+    ],
+)
+def test_the_windows_of_facts_left_out_are_transformers_own(tmp_path, family, drop, facts):
+    """4096 where the key is absent; only null means none."""
+    folder = edit(make_tiny(family, tmp_path), drop, **facts)
+    assert read_config(folder).windows == their_windows(folder)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_without_max_window_layers_the_first_28_layers_see_everything(tmp_path, family):
+    shape = {"use_sliding_window": True, "sliding_window": 20, "num_hidden_layers": 30, "hidden_size": 32}
+    folder = make_tiny(family, tmp_path, seed=3, **shape)
+    edit(folder, drop=["max_window_layers", "layer_types"])
+    assert read_config(folder).windows == their_windows(folder) == [0] * 28 + [20] * 2
+    assert_equal(folder)
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2-window", "qwen3", "gemma3"])
+def test_a_window_of_nothing_is_refused(tmp_path, family):
+    """With 0 a token would not even see itself; transformers computes with that, and gives no numbers."""
+    folder = edit(make_tiny(family, tmp_path), sliding_window=0, use_sliding_window=True)
+    with pytest.raises(ModelError, match=r"sliding_window is 0; it must be a whole number in \[1, "):
+        read_config(folder)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_sliding_layers_without_a_window_are_refused(tmp_path, family):
+    """transformers fails at them."""
+    facts = {"layer_types": ["sliding_attention"] * 3, "use_sliding_window": False, "sliding_window": 20}
+    folder = edit(make_tiny(family, tmp_path), **facts)
+    with pytest.raises(ModelError, match=r"layer_types holds 'sliding_attention', but .*use_sliding_window"):
+        read_config(folder)

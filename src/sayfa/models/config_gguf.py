@@ -87,7 +87,7 @@ def _one_for_all(facts: Facts, field: str, default: int | None) -> int:
 
 
 def _windows(facts: Facts, is_gemma: bool, num_layers: int) -> list[int]:
-    window = facts.integer("attention.sliding_window", WINDOW, 0)
+    window = facts.integer("attention.sliding_window", (0, WINDOW[1]), 0)
     if not is_gemma:
         return [window] * num_layers
     if window == 0:

@@ -21,8 +21,10 @@ _ACTIVATIONS: dict[str, Literal["silu", "gelu_tanh"]] = {"silu": "silu", "gelu_p
 # The text part of a larger Gemma 3 is stored as what differs from these.
 _GEMMA_TEXT_DEFAULTS = {
     "vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
-    "max_position_embeddings": 131_072, "sliding_window": 4096,
+    "max_position_embeddings": 131_072,
 }  # fmt: skip
+# What transformers takes where a folder leaves out `sliding_window` or `max_window_layers`.
+_WINDOW_LEFT_OUT, _FIRST_LEFT_OUT = 4096, 28
 _NOT_SERVED = "models of this kind are not served"
 
 
@@ -105,30 +107,39 @@ def _embedding_scale(hidden: int, dtype: Any) -> float:
 def _windows(facts: Facts, architecture: str) -> list[int]:
     """Sliding window of each layer, 0 where a layer sees everything."""
     num_layers = facts.integer("num_hidden_layers", COUNT)
-    window = facts.integer("sliding_window", WINDOW, 0)
-    if architecture == "llama" or (architecture in ("qwen2", "qwen3") and not facts.flag("use_sliding_window", False)):
+    if architecture == "llama":
         return [0] * num_layers
+    window = _window(facts, architecture)
     kinds = facts.raw("layer_types")
     if kinds is None:
-        kinds = _default_kinds(facts, architecture, num_layers)
+        kinds = _default_kinds(facts, architecture, num_layers, window)
     if not isinstance(kinds, list) or len(kinds) != num_layers:
         raise facts.error("layer_types", f"must be a list with one entry for each of {num_layers} layers")
     unknown = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
     if unknown:
         raise facts.error("layer_types", f"holds {unknown[0]!r}; known: full_attention, sliding_attention")
-    if window == 0 and architecture == "gemma3" and "sliding_attention" in kinds:
-        raise facts.error("sliding_window", "is missing, but some layers of `layer_types` are sliding")
+    if window == 0 and "sliding_attention" in kinds:
+        off = "sliding_window is null" if facts.states_null("sliding_window") else "use_sliding_window is not true"
+        raise facts.error("layer_types", f"holds 'sliding_attention', but {off}; give the window or full_attention")
     return [window if kind == "sliding_attention" else 0 for kind in kinds]
 
 
-def _default_kinds(facts: Facts, architecture: str, num_layers: int) -> list[str]:
-    if architecture == "mistral":
-        return ["sliding_attention"] * num_layers
+def _window(facts: Facts, architecture: str) -> int:
+    """The window of the layers that slide, 0 for none: for transformers only null means that, not a key left out."""
+    switched_off = architecture in ("qwen2", "qwen3") and not facts.flag("use_sliding_window", False)
+    if switched_off or facts.states_null("sliding_window"):
+        return 0
+    return facts.integer("sliding_window", WINDOW, _WINDOW_LEFT_OUT)
+
+
+def _default_kinds(facts: Facts, architecture: str, num_layers: int, window: int) -> list[str]:
     if architecture == "gemma3":
         field = "sliding_window_pattern" if facts.has("sliding_window_pattern") else "_sliding_window_pattern"
         period = facts.integer(field, COUNT, 6)
         return ["sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(num_layers)]
-    first = facts.integer("max_window_layers", (0, 1_000_000), num_layers)
+    if window == 0:
+        return ["full_attention"] * num_layers
+    first = 0 if architecture == "mistral" else facts.integer("max_window_layers", (0, 1_000_000), _FIRST_LEFT_OUT)
     return ["sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)]
 
 

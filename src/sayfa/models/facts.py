@@ -15,7 +15,7 @@ Range = tuple[float, float]
 SIZE: Range = (1, 1_048_576)
 COUNT: Range = (1, 1_024)
 CONTEXT: Range = (1, 100_000_000)
-WINDOW: Range = (0, 100_000_000)
+WINDOW: Range = (1, 100_000_000)
 EPS: Range = (1e-12, 1.0)
 THETA: Range = (1.0, 1e12)
 FACTOR: Range = (1e-3, 1e6)
@@ -34,6 +34,10 @@ class Facts:
     def has(self, field: str) -> bool:
         """Whether the field is there and not null."""
         return self._values.get(self._prefix + field) is not None
+
+    def states_null(self, field: str) -> bool:
+        """Whether the field is there and null: that is a statement where a missing field has a default."""
+        return self._prefix + field in self._values and not self.has(field)
 
     def raw(self, field: str) -> Any:
         """The value as it stands, None if it is absent."""
@@ -90,9 +94,8 @@ class Facts:
         return Facts(f"{self.model}: {field}", value)
 
     def with_defaults(self, model: str, defaults: Mapping[str, Any]) -> "Facts":
-        """The same facts under another model's name, with values for fields that are absent or null."""
-        stated = {field: value for field, value in self._values.items() if value is not None}
-        return Facts(model, {**defaults, **stated}, self._prefix)
+        """The same facts under another model's name, with values for fields that are absent; a null stays a null."""
+        return Facts(model, {**defaults, **self._values}, self._prefix)
 
     def refuse_if(self, field: str, why: str) -> None:
         """Raise ModelError if the field is there and says anything but null, false or zero."""

@@ -50,6 +50,7 @@ def test_windows_of_each_family(tmp_path):
     qwen = {**LLAMA, "model_type": "qwen2", "sliding_window": 24, "max_window_layers": 3}
     assert read(tmp_path, qwen).windows == [0] * 4
     assert read(tmp_path, {**qwen, "use_sliding_window": True}).windows == [0, 0, 0, 24]
+    assert read(tmp_path, {**qwen, "use_sliding_window": True, "sliding_window": None}).windows == [0] * 4
     gemma = {**LLAMA, "model_type": "gemma3_text", "num_hidden_layers": 12, "sliding_window": 512, "head_dim": 16}
     gemma |= {"hidden_act": None, "hidden_activation": "gelu_pytorch_tanh", "rope_theta": 1e6}
     config = read(tmp_path, gemma)
@@ -83,6 +84,8 @@ def test_a_larger_gemma_states_only_what_differs_from_the_familys_defaults(tmp_p
     assert config.windows.count(1024) == 29
     assert [(rope.theta, rope.factor) for rope in config.ropes] == [(1e6, 8.0), (1e4, 1.0)]
     assert config.embedding_scale == 50.5
+    with pytest.raises(ModelError, match="sliding_window is null"):
+        read(tmp_path, {**whole, "text_config": {**text, "sliding_window": None}})
 
 
 @pytest.mark.parametrize(
@@ -135,7 +138,7 @@ def test_what_is_wrong_is_refused_with_its_field(tmp_path, change, words):
     [
         ({"layer_types": ["full_attention"]}, "one entry for each of 4 layers"),
         ({"layer_types": ["full_attention"] * 3 + ["linear_attention"]}, "'linear_attention'; known"),
-        ({"sliding_window": None}, "sliding_window is missing"),
+        ({"sliding_window": None}, "layer_types holds 'sliding_attention', but sliding_window is null"),
         ({"sliding_window": -1}, "sliding_window is -1"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
