@@ -10,7 +10,9 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
+from fakes import gguf_files
 from fakes.models import make_tiny
 from fakes.steps import Driver, open_model, reference
 from sayfa.base.errors import ModelError
@@ -54,11 +56,12 @@ def our_logits(folder):
     return np.stack([driver.logits[0][position] for position in range(len(TOKENS))])
 
 
-def assert_equal(folder, maker=transformers.AutoModelForCausalLM):
+def assert_equal(folder, maker=transformers.AutoModelForCausalLM, file=None):
+    """`file`: what we read in place of the folder."""
     oracle = maker.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         theirs = oracle(input_ids=torch.tensor([TOKENS])).logits[0].numpy()
-    difference = np.abs(our_logits(folder) - theirs)
+    difference = np.abs(our_logits(file or folder) - theirs)
     assert difference.max() < TOLERANCE, f"largest {difference.max()}, mean {difference.mean()}"
 
 
@@ -129,6 +132,26 @@ def test_without_max_window_layers_the_first_28_layers_see_everything(tmp_path, 
     edit(folder, drop=["max_window_layers", "layer_types"])
     assert read_config(folder).windows == their_windows(folder) == [0] * 28 + [20] * 2
     assert_equal(folder)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_a_window_in_a_gguf_file_is_not_used_where_its_readers_know_none_and_that_is_said(
+    tmp_path, family, monkeypatch, caplog
+):
+    """transformers and llama.cpp read the key for Gemma only; each row of the text is longer than the window."""
+    write_facts = gguf_files._write_facts
+
+    def with_window(writer, config, kind):
+        write_facts(writer, config, kind)
+        writer.add_sliding_window(20)
+
+    monkeypatch.setattr(gguf_files, "_write_facts", with_window)
+    folder = make_tiny(family, tmp_path / "folder", seed=3)
+    file = gguf_files.convert(folder, tmp_path / "model.gguf")
+    facts = load_gguf_checkpoint(str(file), return_tensors=False)["config"]
+    assert facts.get("sliding_window") is None
+    assert_equal(folder, file=file)
+    assert f"{family}.attention.sliding_window is 20, but" in caplog.text
 
 
 @pytest.mark.parametrize("family", ["mistral", "qwen2-window", "qwen3", "gemma3"])

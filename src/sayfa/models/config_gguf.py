@@ -5,6 +5,7 @@ pairs of neighbours ("adjacent"), Gemma's norms already hold their plus one, a t
 rope scaling may come as a tensor of divisors.
 """
 
+import logging
 import math
 
 import numpy as np
@@ -12,6 +13,8 @@ import numpy as np
 from sayfa.base.gguf import GgufArray, GgufFile
 from sayfa.base.model_config import ModelConfig, RopeConfig
 from sayfa.models.facts import CONTEXT, COUNT, EPS, FACTOR, SIZE, THETA, WINDOW, Facts
+
+log = logging.getLogger(__name__)
 
 _ARCHITECTURES = ("gemma3", "llama", "qwen2", "qwen3")
 _ROPE_TYPES = ("none", "linear")
@@ -38,7 +41,7 @@ def config_from_gguf(file: GgufFile, stem: str) -> ModelConfig:
     if facts.integer("attention.value_length", COUNT, head_dim) != head_dim:
         raise facts.error("attention.value_length", f"differs from key_length ({head_dim}); they must be equal")
     is_gemma = architecture == "gemma3"
-    windows = _windows(facts, is_gemma, num_layers)
+    windows = _windows(facts, architecture, num_layers)
     ropes, rope_of_layer = _ropes(file, facts, architecture, head_dim, windows)
     query_scalar = hidden // num_heads if is_gemma and num_layers == _GEMMA_27B_LAYERS else head_dim
     return ModelConfig(
@@ -86,12 +89,22 @@ def _one_for_all(facts: Facts, field: str, default: int | None) -> int:
     return facts.integer(field, SIZE) if default is None else facts.integer(field, SIZE, default)
 
 
-def _windows(facts: Facts, is_gemma: bool, num_layers: int) -> list[int]:
-    window = facts.integer("attention.sliding_window", (0, WINDOW[1]), 0)
-    if not is_gemma:
-        return [window] * num_layers
-    if window == 0:
-        raise facts.error("attention.sliding_window", "is missing, but gemma3 needs it")
+def _windows(facts: Facts, architecture: str, num_layers: int) -> list[int]:
+    """Sliding window of each layer, 0 where a layer sees everything.
+
+    Only Gemma's is used. transformers and llama.cpp do not read the key for llama, qwen2 and qwen3, and the converters
+    do not write it: a Mistral's file is a llama without a window there, also where its folder has one. (transformers
+    makes a Mistral of a file whose name is just "mistral", but then takes q and k in the wrong order.)
+    """
+    field = "attention.sliding_window"
+    if architecture != "gemma3":
+        if facts.has(field) and facts.raw(field) != 0:
+            log.warning(
+                "%s: %s.%s is %d, but other readers of such files use no window, so none is used; with one, serve the "
+                "folder that the file was made from", facts.model, architecture, field, facts.integer(field, WINDOW),
+            )  # fmt: skip
+        return [0] * num_layers
+    window = facts.integer(field, WINDOW)
     pattern = facts.raw("attention.sliding_window_pattern")
     if isinstance(pattern, GgufArray):
         local = [bool(item) for item in pattern.to_list()]

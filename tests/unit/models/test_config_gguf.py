@@ -156,5 +156,5 @@ def test_gemmas_local_layers_may_be_listed_one_by_one(files, tmp_path, pattern, 
 
 
 def test_a_gemma_without_a_window_is_refused(files):
-    with pytest.raises(ModelError, match=r"sliding_window is missing, but gemma3 needs it"):
+    with pytest.raises(ModelError, match=r"sliding_window is missing, but this kind of model needs it"):
         with_facts(files["gemma3"], {"gemma3.attention.sliding_window": None})
