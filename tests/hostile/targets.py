@@ -195,6 +195,7 @@ def config_seeds() -> list[bytes]:
     llama = (make_successor(place() / "successor", {}) / "config.json").read_bytes()
     more = {
         "model_type": "gemma3_text",
+        "hidden_activation": "gelu_pytorch_tanh",
         "layer_types": ["sliding_attention"],
         "sliding_window": 16,
         "rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}},

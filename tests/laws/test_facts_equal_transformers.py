@@ -169,3 +169,61 @@ def test_sliding_layers_without_a_window_are_refused(tmp_path, family):
     folder = edit(make_tiny(family, tmp_path), **facts)
     with pytest.raises(ModelError, match=r"layer_types holds 'sliding_attention', but .*use_sliding_window"):
         read_config(folder)
+
+
+# --------------------------------------------------------------------------------------------------- ropes and others
+
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+DEFAULT = {"rope_type": "default", "rope_theta": 5000.0}
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 10000.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "facts"),
+    [
+        ("llama", {"rope_parameters": DEFAULT, "rope_scaling": LINEAR}),
+        ("qwen3", {"rope_parameters": DEFAULT, "rope_scaling": LINEAR, "rope_theta": 300.0}),
+        ("llama", {"rope_parameters": {**LINEAR, "rope_theta": 5000.0}, "rope_scaling": {}}),
+        ("llama", {"rope_parameters": DEFAULT, "partial_rotary_factor": 1.0}),
+        ("llama", {"rope_parameters": LLAMA3, "original_max_position_embeddings": 16}),
+        ("gemma3", {"rope_parameters": {"full_attention": DEFAULT}, "rope_scaling": LINEAR}),
+        ("gemma3", {"rope_parameters": None, "rope_scaling": LINEAR, "rope_theta": 300.0}),
+        ("gemma3", {"rope_parameters": {"full_attention": LINEAR}, "rope_local_base_freq": 77.0}),
+        ("gemma3", {"layer_types": None, "sliding_window_pattern": 2, "_sliding_window_pattern": 3}),
+        ("gemma3", {"hidden_activation": "silu", "hidden_act": "gelu"}),
+        ("llama", {"is_causal": True}),
+    ],
+)
+def test_of_two_places_for_one_fact_the_one_that_transformers_reads_counts(tmp_path, family, facts):
+    assert_equal(edit(make_tiny(family, tmp_path, seed=3), **facts))
+
+
+@pytest.mark.parametrize(
+    ("family", "facts", "words"),
+    [
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, but .* remove the field"),
+        ("qwen3", {"rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
+        ("llama", {"rope_parameters": {**LINEAR, "partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
+        ("gemma3", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ("qwen3", {"rope_parameters": {"full_attention": LINEAR}}, "full_attention is .*only gemma3"),
+        ("llama", {"rope_parameters": {**LLAMA3, "low_freq_factor": 8.0}}, "high_freq_factor is 4.0.*below .* 8.0"),
+        ("gemma3", {"rope_parameters": {**LINEAR, "rope_theta": 50.0}}, "rope_type is not read .*full_attention"),
+        ("gemma3", {"rope_scaling": {"type": "linear", "factor": 4.0}}, "type is 'linear', .*rope_type"),
+        ("gemma3", {"hidden_activation": None, "hidden_act": "silu"}, "hidden_act is 'silu', .*hidden_activation"),
+        (
+            "gemma3",
+            {"layer_types": None, "_sliding_window_pattern": 2},
+            "_sliding_window_pattern is 2, .*sliding_window_pattern",
+        ),
+        ("llama", {"is_causal": False}, "is_causal is False"),
+        ("qwen2", {"is_causal": None}, "is_causal is None"),
+    ],
+)
+def test_facts_that_contradict_what_transformers_computes_are_refused(tmp_path, family, facts, words):
+    """It fails at some of them, and computes without the others."""
+    folder = edit(make_tiny(family, tmp_path), **facts)
+    with pytest.raises(ModelError, match=words):
+        read_config(folder)

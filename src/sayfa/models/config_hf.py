@@ -1,7 +1,8 @@
 """config.json of a Hugging Face folder → ModelConfig. Called by `models.config` only.
 
-Both spellings of the rope facts are read: `rope_theta` + `rope_scaling` (files before 2026) and `rope_parameters`. What
-a file asks for and we do not serve is refused by name; nothing is ignored that would change an answer.
+Both spellings of the rope facts are read: `rope_theta` + `rope_scaling` (files before 2026) and `rope_parameters`.
+Where a fact has two places, the one that transformers reads counts. What a file asks for and we do not serve, and what
+it states where transformers does not read it, is refused by name; nothing is ignored that would change an answer.
 """
 
 import math
@@ -25,6 +26,8 @@ _GEMMA_TEXT_DEFAULTS = {
 }  # fmt: skip
 # What transformers takes where a folder leaves out `sliding_window` or `max_window_layers`.
 _WINDOW_LEFT_OUT, _FIRST_LEFT_OUT = 4096, 28
+_LAYER_KINDS = ("full_attention", "sliding_attention")
+_ORIGINAL = "original_max_position_embeddings"
 _NOT_SERVED = "models of this kind are not served"
 
 
@@ -44,6 +47,8 @@ def config_from_hf(facts: Facts) -> ModelConfig:
     for field in ("quantization_config", "mlp_bias", "num_local_experts", "num_experts", "attn_logit_softcapping",
                   "final_logit_softcapping", "use_bidirectional_attention"):  # fmt: skip
         facts.refuse_if(field, _NOT_SERVED)
+    if not facts.raw("is_causal") and (facts.has("is_causal") or facts.states_null("is_causal")):
+        raise facts.error("is_causal", f"is {facts.raw('is_causal')}: {_NOT_SERVED}")
     num_heads = facts.integer("num_attention_heads", COUNT)
     hidden = facts.integer("hidden_size", SIZE)
     head_dim = facts.integer("head_dim", COUNT, hidden // num_heads)
@@ -87,8 +92,11 @@ def _check_purpose(facts: Facts) -> None:
 
 
 def _activation(facts: Facts, is_gemma: bool) -> Literal["silu", "gelu_tanh"]:
-    field = "hidden_activation" if is_gemma and facts.has("hidden_activation") else "hidden_act"
-    name = facts.text(field, "gelu_pytorch_tanh" if is_gemma else "silu")
+    field, default = ("hidden_activation", "gelu_pytorch_tanh") if is_gemma else ("hidden_act", "silu")
+    name = facts.text(field, default)
+    if is_gemma and not facts.has(field) and facts.text("hidden_act", name) != name:
+        stated = facts.text("hidden_act")
+        raise facts.error("hidden_act", f"is {stated!r}, but gemma3 reads `hidden_activation`; name it so or remove it")
     if name not in _ACTIVATIONS:
         raise facts.error(field, f"is {name!r}; known activations: {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]
@@ -115,7 +123,7 @@ def _windows(facts: Facts, architecture: str) -> list[int]:
         kinds = _default_kinds(facts, architecture, num_layers, window)
     if not isinstance(kinds, list) or len(kinds) != num_layers:
         raise facts.error("layer_types", f"must be a list with one entry for each of {num_layers} layers")
-    unknown = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
+    unknown = [kind for kind in kinds if kind not in _LAYER_KINDS]
     if unknown:
         raise facts.error("layer_types", f"holds {unknown[0]!r}; known: full_attention, sliding_attention")
     if window == 0 and "sliding_attention" in kinds:
@@ -134,8 +142,11 @@ def _window(facts: Facts, architecture: str) -> int:
 
 def _default_kinds(facts: Facts, architecture: str, num_layers: int, window: int) -> list[str]:
     if architecture == "gemma3":
-        field = "sliding_window_pattern" if facts.has("sliding_window_pattern") else "_sliding_window_pattern"
-        period = facts.integer(field, COUNT, 6)
+        period = facts.integer("sliding_window_pattern", COUNT, 6)
+        unread = facts.integer("_sliding_window_pattern", COUNT, period)
+        if unread != period and not facts.has("sliding_window_pattern"):
+            problem = f"is {unread}, but transformers does not read it; name it `sliding_window_pattern` or remove it"
+            raise facts.error("_sliding_window_pattern", problem)
         return ["sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(num_layers)]
     if window == 0:
         return ["full_attention"] * num_layers
@@ -144,34 +155,59 @@ def _default_kinds(facts: Facts, architecture: str, num_layers: int, window: int
 
 
 def _ropes(facts: Facts, architecture: str, head_dim: int, windows: list[int]) -> tuple[list[RopeConfig], list[int]]:
-    new = facts.part("rope_parameters")
+    _refuse_partial(facts)
     if architecture != "gemma3":
-        part = new if facts.has("rope_parameters") else facts.part("rope_scaling")
-        return [_rope(facts, part, head_dim, facts.number("rope_theta", THETA, 10_000.0))], [0] * len(windows)
-    if new.has("full_attention") or new.has("sliding_attention"):
-        full, local = new.part("full_attention"), new.part("sliding_attention")
-    else:
-        full, local = (new if facts.has("rope_parameters") else facts.part("rope_scaling")), Facts(facts.model, {})
-    whole = _rope(facts, full, head_dim, facts.number("rope_theta", THETA, 1_000_000.0))
-    nearby = _rope(facts, local, head_dim, facts.number("rope_local_base_freq", THETA, 10_000.0))
+        part = facts.part("rope_scaling" if facts.raw("rope_scaling") else "rope_parameters")
+        for kind in _LAYER_KINDS:
+            part.refuse_if(kind, "only gemma3 has a rope for each kind of layer; give one for all")
+        theta = facts.number("rope_theta", THETA, 10_000.0)
+        return [_rope(part, head_dim, theta, facts if facts.has(_ORIGINAL) else part)], [0] * len(windows)
+    full, local = _gemma_ropes(facts)
+    whole = _rope(full, head_dim, facts.number("rope_theta", THETA, 1_000_000.0), full)
+    nearby = _rope(local, head_dim, facts.number("rope_local_base_freq", THETA, 10_000.0), local)
     return [whole, nearby], [1 if window else 0 for window in windows]
 
 
-def _rope(facts: Facts, part: Facts, head_dim: int, theta: float) -> RopeConfig:
+def _gemma_ropes(facts: Facts) -> tuple[Facts, Facts]:
+    """Rope facts of full layers, over which those of the older `rope_scaling` lie, and of sliding layers."""
+    new, scaling = facts.part("rope_parameters"), facts.part("rope_scaling")
+    for field in new.stated():
+        if field not in _LAYER_KINDS:
+            raise new.error(field, "is not read for gemma3; put it into `full_attention` or `sliding_attention`")
+    if scaling.has("type") and not scaling.has("rope_type"):
+        raise scaling.error("type", f"is {scaling.text('type')!r}, but gemma3 reads `rope_type`; name it so")
+    full = new.part("full_attention")
+    if facts.has("rope_scaling"):
+        full = scaling.with_defaults(scaling.model, full.stated())
+    return full, new.part("sliding_attention")
+
+
+def _rope(part: Facts, head_dim: int, theta: float, original_at: Facts) -> RopeConfig:
     """One rope from its part of the file; `theta` is the base that stands at the older place."""
+    _refuse_partial(part)
     field = "rope_type" if part.has("rope_type") else "type"
     kind = part.text(field, "default")
     if kind not in _ROPE_TYPES:
         raise part.error(field, f"is {kind!r}; known rope scalings: {', '.join(_ROPE_TYPES)}")
-    holder = part if part.has("partial_rotary_factor") else facts
-    partial = holder.number("partial_rotary_factor", (1e-3, 1.0), 1.0)
-    scaled = kind in ("linear", "llama3")
+    theta = part.number("rope_theta", THETA, theta)
+    if kind not in ("linear", "llama3"):
+        return RopeConfig(theta=theta, rotary_dim=head_dim)
+    factor = part.number("factor", FACTOR)
+    if kind == "linear":
+        return RopeConfig(theta=theta, rotary_dim=head_dim, scaling="linear", factor=factor)
+    low, high = part.number("low_freq_factor", FACTOR), part.number("high_freq_factor", FACTOR)
+    if high < low:
+        raise part.error("high_freq_factor", f"is {high}; it must not lie below low_freq_factor, which is {low}")
     return RopeConfig(
-        theta=part.number("rope_theta", THETA, theta),
-        rotary_dim=int(head_dim * partial),
-        scaling=kind if kind in ("linear", "llama3") else "none",  # type: ignore[arg-type]
-        factor=part.number("factor", FACTOR) if scaled else 1.0,
-        low_freq_factor=part.number("low_freq_factor", FACTOR) if kind == "llama3" else 1.0,
-        high_freq_factor=part.number("high_freq_factor", FACTOR) if kind == "llama3" else 4.0,
-        original_context=part.integer("original_max_position_embeddings", CONTEXT) if kind == "llama3" else 8192,
-    )
+        theta=theta, rotary_dim=head_dim, scaling="llama3", factor=factor, low_freq_factor=low, high_freq_factor=high,
+        original_context=original_at.integer(_ORIGINAL, CONTEXT),
+    )  # fmt: skip
+
+
+def _refuse_partial(facts: Facts) -> None:
+    """transformers leaves the fact unread in these families, or fails at it where the rope is scaled."""
+    partial = facts.number("partial_rotary_factor", (0, 1), 1.0)
+    if partial != 1:
+        raise facts.error(
+            "partial_rotary_factor", f"is {partial}, but models of this kind turn whole heads; remove the field"
+        )

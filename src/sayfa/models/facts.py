@@ -39,6 +39,10 @@ class Facts:
         """Whether the field is there and null: that is a statement where a missing field has a default."""
         return self._prefix + field in self._values and not self.has(field)
 
+    def stated(self) -> dict[str, Any]:
+        """The fields that are there and not null, with their values; of facts without a prefix."""
+        return {field: value for field, value in self._values.items() if value is not None}
+
     def raw(self, field: str) -> Any:
         """The value as it stands, None if it is absent."""
         return self._values.get(self._prefix + field)

@@ -125,7 +125,8 @@ def test_a_larger_gemma_states_only_what_differs_from_the_familys_defaults(tmp_p
         ({"mlp_bias": True}, "mlp_bias is True"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
         ({"attention_bias": 1}, "attention_bias is 1"),
-        ({"partial_rotary_factor": 0.05}, "rotary_dim 0 must be even"),
+        ({"partial_rotary_factor": 0.05}, "partial_rotary_factor is 0.05"),
+        ({"head_dim": 15}, "rotary_dim 15 must be even"),
     ],
 )
 def test_what_is_wrong_is_refused_with_its_field(tmp_path, change, words):
