@@ -227,3 +227,31 @@ def test_facts_that_contradict_what_transformers_computes_are_refused(tmp_path, 
     folder = edit(make_tiny(family, tmp_path), **facts)
     with pytest.raises(ModelError, match=words):
         read_config(folder)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"quantization_config": {"quant_method": "fp8"}},
+        {"is_causal": False},
+        {"use_bidirectional_attention": True},
+        {"final_logit_softcapping": 30.0},
+        {"quantization_config": {}},
+    ],
+)
+@pytest.mark.parametrize("inside", [None, "text_config"])
+def test_what_is_not_served_is_refused_outside_and_inside_the_text_part(tmp_path, facts, inside):
+    config = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "text_config": GEMMA_TEXT}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_config(tmp_path).num_layers == 3
+    edit(tmp_path, inside=inside, **facts)
+    with pytest.raises(ModelError, match=f"{next(iter(facts))} is .*: models of this kind are not served"):
+        read_config(tmp_path)
+
+
+def test_a_larger_gemma_without_its_text_part_is_refused(tmp_path):
+    """transformers would make a model of the family's defaults, and read none of the facts outside the part."""
+    config = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], **GEMMA_TEXT}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"text_config is missing, but .*gemma3_text"):
+        read_config(tmp_path)

@@ -40,15 +40,13 @@ def config_from_hf(facts: Facts) -> ModelConfig:
     _check_purpose(facts)
     dtype = facts.raw("dtype") or facts.raw("torch_dtype")
     tie = facts.flag("tie_word_embeddings", architecture == "gemma3")  # of a larger model the outer flag counts
-    if architecture == "gemma3" and facts.has("text_config"):
-        name, text = facts.model, facts.part("text_config")
-        facts = text.with_defaults(name, _GEMMA_TEXT_DEFAULTS)
+    _check_served(facts)
+    if model_type == "gemma3":
+        if not facts.has("text_config"):
+            raise facts.error("text_config", "is missing, but gemma3 needs it; text alone has the type gemma3_text")
+        facts = facts.part("text_config").with_defaults(facts.model, _GEMMA_TEXT_DEFAULTS)
+        _check_served(facts)
         dtype = dtype or facts.raw("dtype") or facts.raw("torch_dtype")
-    for field in ("quantization_config", "mlp_bias", "num_local_experts", "num_experts", "attn_logit_softcapping",
-                  "final_logit_softcapping", "use_bidirectional_attention"):  # fmt: skip
-        facts.refuse_if(field, _NOT_SERVED)
-    if not facts.raw("is_causal") and (facts.has("is_causal") or facts.states_null("is_causal")):
-        raise facts.error("is_causal", f"is {facts.raw('is_causal')}: {_NOT_SERVED}")
     num_heads = facts.integer("num_attention_heads", COUNT)
     hidden = facts.integer("hidden_size", SIZE)
     head_dim = facts.integer("head_dim", COUNT, hidden // num_heads)
@@ -89,6 +87,14 @@ def _check_purpose(facts: Facts) -> None:
         raise facts.error("architectures", "must be a list of strings")
     if names and not any(name.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")) for name in names):
         raise facts.error("architectures", f"is {names}; only language models (…ForCausalLM) are served")
+
+
+def _check_served(facts: Facts) -> None:
+    for field in ("quantization_config", "mlp_bias", "num_local_experts", "num_experts", "attn_logit_softcapping",
+                  "final_logit_softcapping", "use_bidirectional_attention"):  # fmt: skip
+        facts.refuse_if(field, _NOT_SERVED)
+    if not facts.raw("is_causal") and (facts.has("is_causal") or facts.states_null("is_causal")):
+        raise facts.error("is_causal", f"is {facts.raw('is_causal')}: {_NOT_SERVED}")
 
 
 def _activation(facts: Facts, is_gemma: bool) -> Literal["silu", "gelu_tanh"]:
