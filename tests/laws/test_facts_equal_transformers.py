@@ -4,6 +4,7 @@ Each case edits the facts or the files of a tiny random model, so that two readi
 """
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -255,3 +256,21 @@ def test_a_larger_gemma_without_its_text_part_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"text_config is missing, but .*gemma3_text"):
         read_config(tmp_path)
+
+
+# --------------------------------------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("extra", ["adapter_model.safetensors", "consolidated.safetensors"])
+def test_of_several_weight_files_those_are_read_that_transformers_reads(tmp_path, extra):
+    """First shards with their index, then a whole file of another model beside them."""
+    folder = make_tiny("llama", tmp_path / "one", seed=3)
+    other = make_tiny("llama", tmp_path / "other", seed=9)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="100KB")
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    shutil.copy(other / "model.safetensors", folder / extra)
+    assert_equal(folder)
+    shutil.copy(other / "model.safetensors", folder / "model.safetensors")
+    assert_equal(folder)

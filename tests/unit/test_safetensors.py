@@ -200,6 +200,41 @@ def test_one_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
         open_weights(tmp_path)
 
 
+def test_a_whole_file_wins_over_an_index_and_what_is_not_read_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As transformers has it; not even the checksums of the others are looked at."""
+    write_index(tmp_path, shards(tmp_path))
+    (tmp_path / "model-2.safetensors.sha256").write_text("0" * 64)
+    (tmp_path / "model.safetensors").write_bytes(build({"c": entry()}))
+    assert open_weights(tmp_path).names() == ["c"]
+    assert "model-1.safetensors, model-2.safetensors lie beside model.safetensors and are not read" in caplog.text
+
+
+@pytest.mark.parametrize("extra", ["adapter_model.safetensors", "consolidated.safetensors"])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_file_that_is_no_part_of_the_model_is_not_read(tmp_path: Path, extra: str, sharded: bool) -> None:
+    if sharded:
+        write_index(tmp_path, shards(tmp_path))
+    else:
+        (tmp_path / "model.safetensors").write_bytes(build({"a": entry(), "b": entry(offsets=[16, 32])}, b"\0" * 32))
+    (tmp_path / extra).symlink_to(tmp_path.parent / "elsewhere.safetensors")
+    assert sorted(open_weights(tmp_path).names()) == ["a", "b"]
+
+
+def test_shards_of_an_index_are_checked_as_a_whole_file_is(tmp_path: Path) -> None:
+    write_index(tmp_path, shards(tmp_path))
+    digest = tmp_path / "model-2.safetensors.sha256"
+    digest.write_text("0" * 64)
+    with pytest.raises(ModelError, match=r"model-2\.safetensors: sha256: is"):
+        open_weights(tmp_path)
+    digest.unlink()
+    (tmp_path / "model-2.safetensors").rename(tmp_path.parent / "moved.safetensors")
+    (tmp_path / "model-2.safetensors").symlink_to(tmp_path.parent / "moved.safetensors")
+    with pytest.raises(ModelError, match=r"model-2\.safetensors: is a link that leads out"):
+        open_weights(tmp_path)
+
+
 def test_a_link_that_leads_out_is_refused_but_the_hub_s_own_layout_is_not(tmp_path: Path) -> None:
     outside = tmp_path / "outside.safetensors"
     outside.write_bytes(build({"a": entry()}))

@@ -12,6 +12,7 @@ import numpy as np
 
 from sayfa.base.model_config import ModelConfig, RopeConfig
 from sayfa.models.facts import CONTEXT, COUNT, EPS, FACTOR, SIZE, THETA, WINDOW, Facts
+from sayfa.models.formats.safetensors import WHOLE_NAME
 
 _ARCHITECTURES = {
     "llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3",
@@ -41,6 +42,7 @@ def config_from_hf(facts: Facts) -> ModelConfig:
     dtype = facts.raw("dtype") or facts.raw("torch_dtype")
     tie = facts.flag("tie_word_embeddings", architecture == "gemma3")  # of a larger model the outer flag counts
     _check_served(facts)
+    facts.refuse_if("transformers_weights", f"only {WHOLE_NAME} or the files of its index are read; give that name")
     if model_type == "gemma3":
         if not facts.has("text_config"):
             raise facts.error("text_config", "is missing, but gemma3 needs it; text alone has the type gemma3_text")

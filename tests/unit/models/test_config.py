@@ -123,6 +123,7 @@ def test_a_larger_gemma_states_only_what_differs_from_the_familys_defaults(tmp_p
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is"),
         ({"num_local_experts": 8}, "num_local_experts is 8"),
         ({"mlp_bias": True}, "mlp_bias is True"),
+        ({"transformers_weights": "b.safetensors"}, "transformers_weights is 'b.safetensors': .*model.safetensors"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
         ({"attention_bias": 1}, "attention_bias is 1"),
         ({"partial_rotary_factor": 0.05}, "partial_rotary_factor is 0.05"),

@@ -9,6 +9,7 @@ Source: https://github.com/huggingface/safetensors (format); its own checks are 
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -26,6 +27,7 @@ MAX_TENSORS = 65_536
 MAX_NAME_CHARS = 1_024
 MAX_DIMS = 8
 MAX_DIM = 1 << 40
+WHOLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 
 _ITEM_BYTES = {
@@ -51,7 +53,7 @@ class SafetensorsSource:
             for name, tensor in _read_header(path).items():
                 if name in self._tensors:
                     other = self._tensors[name].file.name
-                    raise WeightFileError(path.name, name, f"is in {other} too; one of the files is left over")
+                    raise WeightFileError(path.name, name, f"is in {other} too; take the file that is left over away")
                 self._tensors[name] = tensor
 
     def names(self) -> list[str]:
@@ -70,8 +72,11 @@ class SafetensorsSource:
         return self._tensors[name].file.name
 
 
-def open_sharded(folder: Path) -> SafetensorsSource:
-    """Open the files that the folder's index names. Raises ModelError for names that lead elsewhere."""
+def open_sharded(folder: Path, check: Callable[[Path], None]) -> SafetensorsSource:
+    """Open the files that the folder's index names, each after `check` of its path.
+
+    Raises ModelError for names that lead elsewhere, and what `check` raises.
+    """
     weight_map = read_json_object(folder / INDEX_NAME).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{INDEX_NAME}: has no `weight_map`; the index is damaged.")
@@ -83,6 +88,8 @@ def open_sharded(folder: Path) -> SafetensorsSource:
             )
         if file not in files:
             files[file] = folder / file
+    for path in files.values():
+        check(path)
     source = SafetensorsSource([files[name] for name in sorted(files)])
     known = set(source.names())
     for tensor, file in weight_map.items():

@@ -3,6 +3,7 @@
 Called by `engine.build` and by the model loader. Only formats that cannot carry code are opened: GGUF and safetensors.
 """
 
+import logging
 from pathlib import Path
 from typing import Protocol
 
@@ -12,7 +13,9 @@ from numpy.typing import NDArray
 from sayfa.base.errors import ModelError
 from sayfa.models.formats.checksum import check_digest
 from sayfa.models.formats.gguf import GgufSource
-from sayfa.models.formats.safetensors import INDEX_NAME, SafetensorsSource, open_sharded
+from sayfa.models.formats.safetensors import INDEX_NAME, WHOLE_NAME, SafetensorsSource, open_sharded
+
+log = logging.getLogger(__name__)
 
 _UNSAFE = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".npy", ".npz", ".h5", ".msgpack")
 
@@ -50,7 +53,7 @@ def open_weights(path: str | Path) -> TensorSource:
 
 
 def _open_folder(folder: Path) -> TensorSource:
-    has_index = (folder / INDEX_NAME).is_file()
+    """Read the whole file if there is one, else those of the index, as transformers does; without both, all files."""
     paths = sorted(folder.glob("*.safetensors"))
     if not paths:
         unsafe = sorted(entry.name for entry in folder.iterdir() if entry.suffix in _UNSAFE)
@@ -58,10 +61,23 @@ def _open_folder(folder: Path) -> TensorSource:
             raise ModelError(_refusal(unsafe[0]))
         hint = "name the .gguf file itself" if any(folder.glob("*.gguf")) else "the weights are missing"
         raise ModelError(f"{folder.name}: has no .safetensors file; {hint}.")
+    whole = folder / WHOLE_NAME
+    if whole.is_file():
+        others = ", ".join(path.name for path in paths if path != whole)
+        if others:
+            log.warning("%s: %.300s lie beside %s and are not read", folder.name, others, WHOLE_NAME)
+        paths = [whole]
+    elif (folder / INDEX_NAME).is_file():
+        return open_sharded(folder, lambda path: _check_file(folder, path))
     for path in paths:
-        _check_inside(folder, path)
+        _check_file(folder, path)
+    return SafetensorsSource(paths)
+
+
+def _check_file(folder: Path, path: Path) -> None:
+    _check_inside(folder, path)
+    if path.is_file():  # what is missing is told by who opens it
         check_digest(path)
-    return open_sharded(folder) if has_index else SafetensorsSource(paths)
 
 
 def _check_inside(folder: Path, path: Path) -> None:
