@@ -83,9 +83,10 @@ class Record:
         self._write_line = write_line
         self._params: SamplingParams | None = None
         self._times = Times()
+        self._submitted_s: float | None = None
+        self._admitted_s: float | None = None
         self._first_s: float | None = None
         self._last_s: dict[int, float] = {}
-        self._admitted_s: float | None = None
         self._cached: dict[str, int] = {}
         self._open = True
         fault("server.books.open")
@@ -95,6 +96,7 @@ class Record:
         """Note that the request was admitted: its id, length and wishes."""
         fault("server.books.begin")
         self.id, self._route = request_id, route
+        self._submitted_s = self._clock.monotonic()
         self._params = params
         self.usage.prompt = num_prompt
         self._metrics.admitted(params, num_prompts)
@@ -104,7 +106,8 @@ class Record:
         if engine_id not in self._cached:
             self._cached[engine_id] = num_cached
             self.usage.cached += num_cached
-            self._admitted_s = self._admitted_s or self._clock.monotonic()
+            if self._admitted_s is None:
+                self._admitted_s = self._clock.monotonic()
 
     def note(self, index: int, num_tokens: int, output: EngineOutput) -> None:
         """Note an engine output that added `num_tokens` to answer `index`."""
@@ -145,10 +148,11 @@ class Record:
         if not self._open:
             return
         self._open = False
-        total_s = self._clock.monotonic() - self.arrived_s
+        end_s = self._clock.monotonic()
+        total_s = end_s - self.arrived_s
         times = self._times
         try:
-            times = self._final_times()
+            times = self._final_times(end_s)
         except Exception:  # a request without its times is still one that has ended
             log.exception("the times of request %s could not be told", self.id)
         rejected = outcome.removeprefix("rejected:") if outcome.startswith("rejected:") else None
@@ -163,13 +167,22 @@ class Record:
         if self._write_line:
             self._write(outcome, times, total_s)
 
-    def _final_times(self) -> Times:
-        """The engine's own times come with its last output; without one, the server's view must do."""
+    def _final_times(self, end_s: float) -> Times:
+        """The engine's own times come with its last output; without one, the server's view must do.
+
+            begin ──queue──▸ admitted ──prefill──▸ first token ──decode──▸ last token
+
+        What was not reached when the request ended leaves its time to the part before it.
+        """
         fault("server.books.close")
-        if self._times.sum_s or self._first_s is None:
+        if self._times.sum_s or self._submitted_s is None:
             return self._times
-        placed_s = self._admitted_s or self.arrived_s
-        return Times(placed_s - self.arrived_s, self._first_s - placed_s, max(self._last_s.values()) - self._first_s)
+        first_s = end_s if self._first_s is None else self._first_s
+        placed_s = self._admitted_s
+        if placed_s is None:  # not told of an engine that has sent tokens
+            placed_s = end_s if self._first_s is None else self._submitted_s
+        last_s = max(self._last_s.values(), default=end_s)
+        return Times(placed_s - self._submitted_s, first_s - placed_s, last_s - first_s, self._times.preempted)
 
     def _write(self, outcome: str, times: Times, total_s: float) -> None:
         usage, params = self.usage, self._params

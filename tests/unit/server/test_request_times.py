@@ -1,0 +1,88 @@
+"""The times in a request's books, told on a clock of the test: each second belongs to one part, in every ending."""
+
+import logging
+
+import pytest
+
+from sayfa.base.clock import FakeClock
+from sayfa.base.errors import EngineDead, Overloaded
+from sayfa.base.messages import EngineOutput
+from sayfa.base.sampling_params import SamplingParams
+from sayfa.server.books import Record
+from sayfa.server.errors import DeadlinePassedError
+from sayfa.server.metrics import ServerMetrics
+
+PARTS = ("queue_s", "prefill_s", "decode_s", "server_s")
+
+
+class Books:
+    """A record that took 1 s before its request went to the engine, and what it wrote."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, "sayfa.server.request")
+        self._caplog = caplog
+        self.clock = FakeClock()
+        self.metrics = ServerMetrics("m", False)
+        self.record = Record(self.metrics, self.clock, "/v1/completions", "", True)
+        self.clock.advance(1.0)
+
+    def begin(self) -> None:
+        self.record.begin("cmpl-1", "/v1/completions", 3, SamplingParams(), 1)
+
+    def token(self) -> None:
+        self.record.note(0, 1, EngineOutput(id="cmpl-1", tokens=[1]))
+
+    @property
+    def line(self) -> dict[str, object]:
+        [line] = [record for record in self._caplog.records if record.name == "sayfa.server.request"]
+        return vars(line)
+
+    @property
+    def parts(self) -> list[object]:
+        assert sum(self.line[name] for name in PARTS) == self.line["total_s"]  # type: ignore[misc]
+        return [self.line[name] for name in PARTS]
+
+
+ENDINGS = [None, DeadlinePassedError("late"), Overloaded("drained", code="draining"), EngineDead()]
+
+
+@pytest.mark.parametrize("error", ENDINGS, ids=["left", "late", "drained", "dead"])
+def test_who_never_got_a_place_has_waited(caplog: pytest.LogCaptureFixture, error: Exception | None) -> None:
+    books = Books(caplog)
+    books.begin()
+    books.clock.advance(5.0)
+    books.record.close("abort") if error is None else books.record.fail(error)
+    assert books.parts == [5.0, 0.0, 0.0, 1.0]
+    if not isinstance(error, Overloaded):  # who was refused has no place in the times of those who were served
+        assert b'request_queue_time_seconds_sum{engine="0",model_name="m"} 5.0' in books.metrics.render()
+
+
+@pytest.mark.parametrize("error", ENDINGS, ids=["left", "late", "drained", "dead"])
+def test_who_got_a_place_and_no_token_was_prefilled(caplog: pytest.LogCaptureFixture, error: Exception | None) -> None:
+    books = Books(caplog)
+    books.begin()
+    books.clock.advance(2.0)
+    books.record.admitted("cmpl-1", 0)
+    books.clock.advance(3.0)
+    books.record.close("abort") if error is None else books.record.fail(error)
+    assert books.parts == [2.0, 3.0, 0.0, 1.0]
+
+
+def test_who_left_while_tokens_came_has_all_three_parts(caplog: pytest.LogCaptureFixture) -> None:
+    books = Books(caplog)
+    books.begin()
+    books.clock.advance(2.0)
+    books.record.admitted("cmpl-1", 0)
+    books.clock.advance(3.0)
+    books.token()
+    books.clock.advance(4.0)
+    books.token()
+    books.clock.advance(0.5)
+    books.record.close("abort")
+    assert books.parts == [2.0, 3.0, 4.0, 1.5]
+
+
+def test_what_never_went_to_the_engine_has_not_waited(caplog: pytest.LogCaptureFixture) -> None:
+    books = Books(caplog)
+    books.record.close("abort")
+    assert books.parts == [0.0, 0.0, 0.0, 1.0]
