@@ -5,15 +5,17 @@ import json
 import logging
 import math
 import random
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from http_support import SayingEngine, chat_body, ids_of, serving, text_body
 from prometheus_client.parser import text_string_to_metric_families
 
-from sayfa.base.log import JsonFormatter
+from sayfa.base.log import JsonFormatter, TextFormatter
 from sayfa.base.messages import Outputs, Request, RequestAdmitted, StepStats
 from sayfa.base.metrics import METRICS
+from sayfa.server import body
 from sayfa.server.stats import stats_line
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -178,3 +180,56 @@ async def test_cached_tokens_are_known_in_every_ending() -> None:
         whole = (await client.post(CHAT, json=chat_body())).json()
     assert stopped["usage"]["prompt_tokens_details"]["cached_tokens"] == 16
     assert whole["usage"]["prompt_tokens_details"]["cached_tokens"] == 16
+
+
+async def never_whole() -> AsyncIterator[bytes]:
+    """A body of which the end does not come."""
+    yield b'{"model": '
+    await asyncio.sleep(60)
+
+
+REFUSED: list[tuple[int, dict[str, Any]]] = [
+    (400, {"json": chat_body(temperature=-1)}),
+    (400, {"content": b"{"}),
+    (404, {"json": chat_body(model="nobody")}),
+    (408, {"content": never_whole}),
+    (413, {"json": chat_body(user="u" * 3000)}),
+    (415, {"content": b"{}", "headers": {"content-type": "text/plain"}}),
+]
+
+
+@pytest.mark.parametrize(("status", "sent"), [(200, {"json": chat_body()}), *REFUSED])
+@pytest.mark.parametrize("given", ["mine-7", "mi ne\t-7\u2028", ""])
+async def test_the_id_that_the_client_holds_is_in_the_line_of_its_request(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, status: int, sent: dict[str, Any], given: str
+) -> None:
+    """Its own, or the one that the answer's header tells; for refusals too, in both forms of the log."""
+    caplog.set_level(logging.INFO, "sayfa.server.request")
+    monkeypatch.setattr(body, "BODY_GRACE_S", 0.01)
+    async with serving(max_body_bytes=2048) as (client, _):
+        headers = {"content-type": "application/json"} | sent.get("headers", {})
+        if given:
+            headers["x-request-id"] = given.encode()
+        content = sent.get("content")
+        made = {"content": content()} if content is never_whole else {}
+        response = await client.post(CHAT, **{**sent, **made, "headers": headers})
+    assert response.status_code == status, response.text
+    held = response.headers["x-request-id"]
+    assert held == "mine-7" if given else len(held) == 32
+    [record] = [record for record in caplog.records if record.name == "sayfa.server.request"]
+    assert json.loads(JsonFormatter().format(record))["request_id"] == held
+    assert f" request_id={held} " in TextFormatter().format(record)
+
+
+async def test_a_bug_of_ours_is_told_and_logged_under_one_id(caplog: pytest.LogCaptureFixture) -> None:
+    """The answer's header and text, its line and the line of the traceback name the same id."""
+    caplog.set_level(logging.INFO)
+    async with serving() as (client, app):
+        app.state.context.client.generate = None  # calling it is a bug
+        response = await client.post(CHAT, json=chat_body(), headers={"x-request-id": "mine-8"})
+    assert response.status_code == 500
+    assert "mine-8" in response.json()["error"]["message"]
+    [bug] = [record for record in caplog.records if record.exc_info]
+    assert "mine-8" in bug.getMessage()
+    told = [vars(record)["request_id"] for record in caplog.records if record.name.startswith("sayfa.server")]
+    assert told == ["mine-8", "mine-8"]

@@ -70,9 +70,14 @@ class Admissions:
 
 
 class Record:
-    """One request's books. Invariant: `close` has an effect once."""
+    """One request's books. Invariant: `close` has an effect once.
 
-    def __init__(self, metrics: ServerMetrics, clock: Clock, route: str, tenant: str, write_line: bool) -> None:
+    request_id: as the answer's header `x-request-id` has it, known from the start; `id` is the answer's own, later.
+    """
+
+    def __init__(  # noqa: PLR0917 - made in one place
+        self, metrics: ServerMetrics, clock: Clock, route: str, tenant: str, request_id: str, write_line: bool
+    ) -> None:
         self._clock = clock
         self.arrived_s = clock.monotonic()
         self.usage = Usage()
@@ -80,6 +85,7 @@ class Record:
         self._metrics = metrics
         self._route = route
         self._tenant = tenant
+        self._request_id = request_id
         self._write_line = write_line
         self._params: SamplingParams | None = None
         self._times = Times()
@@ -154,7 +160,7 @@ class Record:
         try:
             times = self._final_times(end_s)
         except Exception:  # a request without its times is still one that has ended
-            log.exception("the times of request %s could not be told", self.id)
+            log.exception("the times of request %s could not be told", self._request_id)
         rejected = outcome.removeprefix("rejected:") if outcome.startswith("rejected:") else None
         if rejected is not None:
             self._metrics.rejected(rejected)
@@ -193,6 +199,7 @@ class Record:
             outcome,
             self.id,
             extra={
+                "request_id": self._request_id,
                 "prompt": usage.prompt,
                 "cached": usage.cached,
                 "output": usage.output,

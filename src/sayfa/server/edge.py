@@ -1,8 +1,9 @@
 """The outermost layer: what is checked for every request before any route sees it, and what every answer gets.
 
-In this order: size of the request line and headers, Host, browser preflight, key, drain. It also gives each request
-an id of our own, turns every exception that nobody caught into a 500 that says nothing of us, and closes books that
-were left open. Installed by `app`; plain ASGI, since a token passes through here. Knows no routes' meaning.
+In this order: size of the request line and headers, Host, browser preflight, key, drain. It also gives each request an
+id (the client's own, or one of ours), which its answer and its lines in the log carry, turns every exception that
+nobody caught into a 500 that says nothing of us, and closes books that were left open. Installed by `app`; plain ASGI,
+since a token passes through here. Knows no routes' meaning.
 """
 
 import logging
@@ -60,11 +61,11 @@ class Edge:
             return
         if scope["type"] != "http":
             return  # there are no web sockets here
-        request_id = self._context.new_hex()
-        scope["sayfa.request_id"] = request_id
         headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name, value)
+        request_id = _given_id(headers) or self._context.new_hex()
+        scope["sayfa.request_id"] = request_id
         added = self._added_headers(headers, request_id)
         started = asked_for_body = False
 
@@ -102,7 +103,7 @@ class Edge:
                 raise
             response = error_response(error, request_id)
             if response.status_code >= 500 and response.status_code != 503:
-                log.exception("request %s failed", request_id)
+                log.exception("request %s failed", request_id, extra={"request_id": request_id})
             await response(scope, receive, send_with_headers)
         finally:
             record = scope.get("sayfa.record")
@@ -126,8 +127,7 @@ class Edge:
     # --------------------------------------------------------------------------------------------- answers' headers
 
     def _added_headers(self, headers: dict[bytes, bytes], request_id: str) -> list[tuple[bytes, bytes]]:
-        given = _NOT_IN_ID.sub(b"", headers.get(b"x-request-id", b"")[: 4 * MAX_ECHOED_ID])[:MAX_ECHOED_ID]
-        added = [(b"x-request-id", given or request_id.encode()), (b"x-content-type-options", b"nosniff")]
+        added = [(b"x-request-id", request_id.encode()), (b"x-content-type-options", b"nosniff")]
         origin = headers.get(b"origin")
         if self._origins:
             added.append((b"vary", b"origin"))
@@ -146,6 +146,12 @@ class Edge:
             (b"access-control-allow-headers", b"*, authorization, content-type"),
             (b"access-control-max-age", b"600"),
         ]
+
+
+def _given_id(headers: dict[bytes, bytes]) -> str:
+    """The id that the client gave its request, without what could harm a log or a header; "" if there is none."""
+    given = headers.get(b"x-request-id", b"")[: 4 * MAX_ECHOED_ID]
+    return _NOT_IN_ID.sub(b"", given)[:MAX_ECHOED_ID].decode("ascii")
 
 
 async def _send_empty(send: Send, headers: list[tuple[bytes, bytes]]) -> None:

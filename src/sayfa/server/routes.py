@@ -32,7 +32,9 @@ async def generation(
     """Run one generation request: open its books, read its body, do `work` while its client is there."""
     context = context_of(request)
     tenant: str = request.scope.get("sayfa.tenant", "")
-    record = Record(context.metrics, context.clock, request.scope["path"], tenant, context.options.log_requests)
+    request_id: str = request.scope.get("sayfa.request_id", "-")
+    path, write_line = request.scope["path"], context.options.log_requests
+    record = Record(context.metrics, context.clock, path, tenant, request_id, write_line)
     request.scope["sayfa.record"] = record
     try:
         body = await read_model(request, model, context.options.max_body_bytes, context.reader)

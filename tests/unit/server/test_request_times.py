@@ -23,7 +23,7 @@ class Books:
         self._caplog = caplog
         self.clock = FakeClock()
         self.metrics = ServerMetrics("m", False)
-        self.record = Record(self.metrics, self.clock, "/v1/completions", "", True)
+        self.record = Record(self.metrics, self.clock, "/v1/completions", "", "id-1", True)
         self.clock.advance(1.0)
 
     def begin(self) -> None:
