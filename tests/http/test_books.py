@@ -119,7 +119,8 @@ async def test_step_figures_become_gauges_and_counters_that_never_fall() -> None
         metrics.on_outputs(Outputs(stats=step(preemptions=3, prefix_queries=30, prefix_hits=8)))
         metrics.engine_state("dead", restarted=False)
         idle = read(metrics.render())
-        metrics.engine_state("ready", restarted=True)
+        metrics.engine_state("starting", restarted=True)
+        metrics.engine_state("ready", restarted=False)
         metrics.engine_ready(app.state.context.client.info)
         assert read(metrics.render())["sayfa:cache_config_info"] == 1, "the facts of the next engine are shown"
         metrics.on_outputs(Outputs(stats=step(preemptions=2, prefix_queries=4, prefix_hits=1)))

@@ -239,7 +239,7 @@ class Ending:
         self._client = client
         self._context = context
         self._drain: asyncio.Task[None] | None = None
-        self._seen_ready = False
+        self._is_dead = False
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
@@ -279,9 +279,9 @@ class Ending:
     def engine_changed(self, state: ClientState) -> None:
         """Keep the metrics true, and end when the engine is gone for good."""
         metrics, info = self._context.metrics, self._client.info
-        metrics.engine_state(state, restarted=state == "ready" and self._seen_ready)
+        metrics.engine_state(state, restarted=state == "starting" and self._is_dead)
+        self._is_dead = state == "dead"
         if state == "ready" and info is not None:
-            self._seen_ready = True
             metrics.engine_ready(info)
             self._context.trust.forget_all()
         if state == "failed":
