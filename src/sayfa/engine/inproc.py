@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
 from sayfa.base.clock import Clock, SystemClock
-from sayfa.base.errors import EngineDead, Overloaded
+from sayfa.base.errors import EngineDead
 from sayfa.base.messages import EngineInfo, EngineOutput, Outputs, Request, StepStats
 from sayfa.engine.engine import Engine
-from sayfa.wire.client import ClientState, Health
+from sayfa.wire.client import ClientState, Health, check_serving
 from sayfa.wire.streams import RequestStreams
 
 
@@ -42,11 +42,7 @@ class InprocClient:
         """Nothing to start: the engine is there."""
 
     async def generate(self, request: Request) -> AsyncIterator[EngineOutput]:
-        if self._state == "draining":
-            message = "the server is shutting down; send the request to another one"
-            raise Overloaded(message, code="draining", retry_after_s=5)
-        if self._state != "ready":
-            raise EngineDead()
+        check_serving(self._state)
         outputs = self._streams.read(request, self._add)
         try:
             async for output in outputs:

@@ -7,6 +7,7 @@ must not know what an engine is made of, nor HTTP.
 from collections.abc import AsyncIterator, Callable
 from typing import Literal, NamedTuple, Protocol
 
+from sayfa.base.errors import EngineDead, Overloaded
 from sayfa.base.messages import EngineInfo, EngineOutput, Outputs, Request, StepStats
 
 ClientState = Literal["starting", "ready", "dead", "failed", "draining"]
@@ -65,3 +66,15 @@ class EngineClient(Protocol):
         ...
 
     def health(self) -> Health: ...
+
+
+def check_serving(state: ClientState) -> None:
+    """Raise what a new request is told in any state but ready: Overloaded, or EngineDead."""
+    if state == "draining":
+        message = "the server is shutting down; send the request to another one"
+        raise Overloaded(message, code="draining", retry_after_s=5)
+    if state == "starting":
+        message = "the model is still being loaded; try again in a few seconds"
+        raise Overloaded(message, code="starting", retry_after_s=5)
+    if state != "ready":
+        raise EngineDead()

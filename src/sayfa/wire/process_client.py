@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from sayfa.base.clock import Clock
-from sayfa.base.errors import EngineDead, Overloaded
+from sayfa.base.errors import EngineDead
 from sayfa.base.faults import fault
 from sayfa.base.log import logger
 from sayfa.base.messages import (
@@ -37,7 +37,7 @@ from sayfa.base.messages import (
     StepStats,
     ToEngine,
 )
-from sayfa.wire.client import ClientState, Health
+from sayfa.wire.client import ClientState, Health, check_serving
 from sayfa.wire.codec import MalformedMessageError, decode_from_engine, encode
 from sayfa.wire.link import Child, EngineProcess, Link
 from sayfa.wire.sockets import frame
@@ -187,7 +187,8 @@ class ProcessClient:
     # --------------------------------------------------------------------------------------- requests
 
     async def generate(self, request: Request) -> AsyncIterator[EngineOutput]:
-        self._check_welcome(request)
+        check_serving(self._state)
+        self._quarantine.check(request)
         outputs = self._streams.read(request, self._send_request)
         try:
             async for output in outputs:
@@ -203,17 +204,6 @@ class ProcessClient:
     def reset_cache(self) -> None:
         """Let the engine forget all cached pages that nobody uses."""
         self._send(ResetCache())
-
-    def _check_welcome(self, request: Request) -> None:
-        if self._state == "draining":
-            message = "the server is shutting down; send the request to another one"
-            raise Overloaded(message, code="draining", retry_after_s=5)
-        if self._state == "starting":
-            message = "the model is still being loaded; try again in a few seconds"
-            raise Overloaded(message, code="starting", retry_after_s=5)
-        if self._state != "ready":
-            raise EngineDead()
-        self._quarantine.check(request)
 
     def _send_request(self, request: Request) -> None:
         fault("client.before_send")
