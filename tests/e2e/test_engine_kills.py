@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import aclosing
 from statistics import quantiles
 
 import msgspec
@@ -98,6 +99,25 @@ async def test_an_answer_after_a_death_is_the_answer_before_it(config):
         assert [token async for output in client.generate(wanted) for token in output.tokens] == first
     finally:
         await client.close()
+
+
+async def test_a_death_is_told_with_its_signal_and_its_figures_are_forgotten(config, caplog):
+    """What ran and waited in the engine before is no figure of the next one."""
+    client = ProcessClient([sys.executable, "-m", "sayfa.engine"], config, SystemClock())
+    try:
+        await client.start()
+        await client.wait_ready()
+        async with aclosing(client.generate(request("a"))) as outputs:
+            await anext(outputs)
+        assert client.latest is not None
+        os.kill(client.pid, signal.SIGKILL)
+        await client_died(client)
+        assert client.latest is None
+        await client.wait_ready()
+        assert client.latest is None
+    finally:
+        await client.close()
+    assert "the engine process ended (killed by signal 9, SIGKILL: often the system, out of memory)" in caplog.text
 
 
 async def client_died(client):

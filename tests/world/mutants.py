@@ -89,7 +89,7 @@ MUTANTS = (
     Mutant("frames are cut wrongly", "wire/sockets.py", "and end > len(self._buffer):",
            "and end > len(self._buffer) + 1:"),
     # the server
-    Mutant("a refusal is not booked", "server/books.py", "self._metrics.rejected(rejected)", "pass"),
+    Mutant("a refusal is not booked", "server/books.py", "self._metrics.rejected(code)", "pass"),
     Mutant("an ending is booked twice", "server/books.py", "        self._open = False\n", ""),
     Mutant("a broken stream has no end mark", "server/sse.py", "b\"data: \" + body + b\"\\n\\n\" + DONE",
            "b\"data: \" + body + b\"\\n\\n\""),

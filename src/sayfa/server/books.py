@@ -15,7 +15,7 @@ from sayfa.base.errors import RequestError
 from sayfa.base.faults import fault
 from sayfa.base.messages import EngineOutput, Outputs, RequestAdmitted
 from sayfa.base.sampling_params import SamplingParams
-from sayfa.server.errors import DeadlinePassedError
+from sayfa.server.errors import DeadlinePassedError, to_answer
 from sayfa.server.metrics import ServerMetrics
 
 log = logging.getLogger("sayfa.server.request")
@@ -147,10 +147,10 @@ class Record:
         elif isinstance(error, RequestError) and not self.usage.output:
             self.close(f"rejected:{error.code or error.kind}")
         else:
-            self.close("error")
+            self.close(f"error:{to_answer(error, self._request_id).error.code}")
 
     def close(self, outcome: str) -> None:
-        """End the books: stop, length, abort, error, deadline, or rejected:REASON."""
+        """End the books: stop, length, abort, deadline, error:CODE, or rejected:REASON."""
         if not self._open:
             return
         self._open = False
@@ -161,13 +161,13 @@ class Record:
             times = self._final_times(end_s)
         except Exception:  # a request without its times is still one that has ended
             log.exception("the times of request %s could not be told", self._request_id)
-        rejected = outcome.removeprefix("rejected:") if outcome.startswith("rejected:") else None
-        if rejected is not None:
-            self._metrics.rejected(rejected)
+        ending, _, code = outcome.partition(":")
+        if ending == "rejected":
+            self._metrics.rejected(code)
         else:
             usage = self.usage
             counts = (usage.prompt, usage.cached, usage.output)
-            self._metrics.ended(outcome, counts, (times.queue_s, times.prefill_s, times.decode_s), total_s)
+            self._metrics.ended(ending, counts, (times.queue_s, times.prefill_s, times.decode_s), total_s)
             later_tokens = max(1, usage.output - len(self._last_s))
             self._metrics.time_per_token(times.decode_s * max(1, len(self._last_s)) / later_tokens, times.preempted)
         if self._write_line:

@@ -239,7 +239,8 @@ class Ending:
         self._client = client
         self._context = context
         self._drain: asyncio.Task[None] | None = None
-        self._is_dead = False
+        self._died_s: float | None = None
+        self._seen_ready = False
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
@@ -279,9 +280,14 @@ class Ending:
     def engine_changed(self, state: ClientState) -> None:
         """Keep the metrics true, and end when the engine is gone for good."""
         metrics, info = self._context.metrics, self._client.info
-        metrics.engine_state(state, restarted=state == "starting" and self._is_dead)
-        self._is_dead = state == "dead"
+        now_s = self._context.clock.monotonic()
+        metrics.engine_state(state, restarted=state == "starting" and self._died_s is not None)
+        if state == "dead" and self._died_s is None:
+            self._died_s = now_s
         if state == "ready" and info is not None:
+            if self._died_s is not None and self._seen_ready:  # the first time the report of the start tells it
+                log.info("the engine serves again, %.1f s after it ended", now_s - self._died_s)
+            self._died_s, self._seen_ready = None, True
             metrics.engine_ready(info)
             self._context.trust.forget_all()
         if state == "failed":

@@ -36,7 +36,7 @@ class EngineClient(Protocol):
 
     @property
     def latest(self) -> StepStats | None:
-        """Figures of the last step that had any."""
+        """Figures of the last step that had any, of the engine that serves now."""
         ...
 
     def generate(self, request: Request) -> AsyncIterator[EngineOutput]:

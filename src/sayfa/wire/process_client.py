@@ -42,7 +42,7 @@ from sayfa.wire.codec import MalformedMessageError, decode_from_engine, encode
 from sayfa.wire.link import Child, EngineProcess, Link
 from sayfa.wire.sockets import frame
 from sayfa.wire.streams import RequestStreams
-from sayfa.wire.supervisor import Quarantine, RestartPolicy
+from sayfa.wire.supervisor import Quarantine, RestartPolicy, ending_words
 from sayfa.wire.watch import PING_INTERVAL_S, Watch
 
 log = logger("wire")
@@ -308,7 +308,7 @@ class ProcessClient:
         """Answer every open stream at once, then find out how the process ended and start the next."""
         if self._closing or self._link is None:
             return
-        self._link = None
+        self._link = self._latest = None
         try:
             self._act_on_loss()
         except Exception as error:
@@ -344,7 +344,7 @@ class ProcessClient:
     async def _restart(self) -> None:
         """Start the next process after the back-off; give up when there were too many starts, failed ones included."""
         code = await self._bury()
-        reason = self._failure.message if self._failure is not None else self._ended_for or f"exit code {code}"
+        reason = self._failure.message if self._failure is not None else self._ended_for or ending_words(code)
         self._ended_for = ""
         while True:
             delay_s = self._restarts.next_delay_s()

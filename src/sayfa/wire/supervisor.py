@@ -5,6 +5,7 @@ processes.
 """
 
 import hashlib
+import signal
 from collections import deque
 
 import msgspec
@@ -23,6 +24,17 @@ MAX_DELAY_S = 60.0
 QUARANTINE_S = 3600.0
 MAX_REMEMBERED = 10_000
 """Hashes kept at most, so that the memory of deaths is bounded."""
+
+
+def ending_words(code: int | None) -> str:
+    """Say how a process ended, from its exit code as `subprocess` has it: negative for a signal, None for unknown."""
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    try:
+        name = f"signal {-code}, {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal has no name
+        name = f"signal {-code}"
+    return f"killed by {name}" + (": often the system, out of memory" if -code == signal.SIGKILL else "")
 
 
 class RestartPolicy:

@@ -1,5 +1,6 @@
-"""What the server tells of its engine's deaths: each start after one is counted."""
+"""What the server tells of its engine's deaths: each start after one is counted, and its return is told."""
 
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -54,3 +55,18 @@ def test_a_first_start_is_no_restart() -> None:
     life = Life()
     life.go_through("starting", "ready")
     assert life.restarts == 0
+
+
+def test_that_it_serves_again_is_told_with_the_time_since_the_first_death(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "sayfa.server")
+    life = Life()
+    life.go_through("ready", "dead", "starting", "dead", "starting", "ready", each_s=1.5)
+    assert caplog.messages == ["the engine serves again, 6.0 s after it ended"]
+    life.go_through("dead", "starting", "ready")
+    assert caplog.messages[1:] == ["the engine serves again, 2.0 s after it ended"]
+
+
+def test_of_a_death_before_it_ever_served_the_report_of_the_start_tells(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "sayfa.server")
+    Life().go_through("dead", "starting", "ready")
+    assert caplog.messages == []

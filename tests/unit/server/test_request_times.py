@@ -1,11 +1,14 @@
-"""The times in a request's books, told on a clock of the test: each second belongs to one part, in every ending."""
+"""The times in a request's books, told on a clock of the test: each second belongs to one part, in every ending.
+
+And what its line says of a failure.
+"""
 
 import logging
 
 import pytest
 
 from sayfa.base.clock import FakeClock
-from sayfa.base.errors import EngineDead, Overloaded
+from sayfa.base.errors import EngineDead, EngineError, Overloaded
 from sayfa.base.messages import EngineOutput
 from sayfa.base.sampling_params import SamplingParams
 from sayfa.server.books import Record
@@ -86,3 +89,25 @@ def test_what_never_went_to_the_engine_has_not_waited(caplog: pytest.LogCaptureF
     books = Books(caplog)
     books.record.close("abort")
     assert books.parts == [0.0, 0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (EngineDead(), "engine_dead"),
+        (EngineError("odd numbers", code="numerical_error"), "numerical_error"),
+        (Overloaded("drained", code="draining"), "draining"),  # after tokens it is no refusal
+        (KeyError("a bug"), "internal_error"),
+    ],
+)
+def test_the_line_of_a_failure_says_which_and_the_metric_s_label_does_not(
+    caplog: pytest.LogCaptureFixture, error: Exception, code: str
+) -> None:
+    books = Books(caplog)
+    books.begin()
+    books.token()
+    books.record.fail(error)
+    assert caplog.messages == [f"/v1/completions error:{code} cmpl-1"]
+    page = books.metrics.render()
+    assert b'request_success_total{engine="0",finished_reason="error",model_name="m"} 1.0' in page
+    assert f'"{code}"'.encode() not in page

@@ -14,6 +14,7 @@ from sayfa.wire.supervisor import (
     RESTART_WINDOW_S,
     Quarantine,
     RestartPolicy,
+    ending_words,
 )
 
 
@@ -108,3 +109,18 @@ def test_the_memory_of_deaths_is_bounded():
         quarantine.note_death(crowd)
         quarantine.note_death(crowd)
     assert len(quarantine._refused_until) <= MAX_REMEMBERED
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "exit code 0"),
+        (3, "exit code 3"),
+        (None, "exit code None"),
+        (-9, "killed by signal 9, SIGKILL: often the system, out of memory"),
+        (-11, "killed by signal 11, SIGSEGV"),
+        (-40, "killed by signal 40"),
+    ],
+)
+def test_an_ending_is_told_in_words(code, words):
+    assert ending_words(code) == words
