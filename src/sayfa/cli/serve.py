@@ -14,11 +14,11 @@ import msgspec
 from sayfa import __version__
 from sayfa.base import log
 from sayfa.base.clock import SystemClock
-from sayfa.base.config import Settings
+from sayfa.base.config import ServerOptions, Settings
 from sayfa.base.errors import ConfigError
 from sayfa.base.messages import EngineInfo
 from sayfa.cli.output import tell
-from sayfa.cli.show import ProgressLine, StartTimes, start_report
+from sayfa.cli.show import ProgressLine, StartTimes, start_facts, start_report
 from sayfa.hub import resolve_model
 from sayfa.wire.process_client import ProcessClient
 
@@ -52,8 +52,7 @@ def run(settings: Settings) -> int:
         progress.clear()
         url = server.url_of(sock, settings.server)
         times = StartTimes(since_start_s(), phases)
-        report = start_report(info, names, url, times, num_keys=len(settings.server.api_key), version=__version__)
-        tell("\n".join(report) + "\n")
+        show_start(info, names, url, times, settings.server)
 
     def load_text() -> TextTools:
         begun_s = since_start_s()
@@ -62,6 +61,16 @@ def run(settings: Settings) -> int:
         return tools
 
     return server.run(sock, client, load_text, settings.server, names, __version__, on_ready)
+
+
+def show_start(info: EngineInfo, names: list[str], url: str, times: StartTimes, options: ServerOptions) -> None:
+    """Tell a person, or with `--log-format json` a collector, what is served: there every line is JSON."""
+    num_keys = len(options.api_key)
+    if options.log_format == "json":
+        facts = start_facts(info, names, url, times, num_keys=num_keys, version=__version__)
+        log.logger("cli").info("Sayfa %s serves %s", __version__, ", ".join(names), extra=facts)
+        return
+    tell("\n".join(start_report(info, names, url, times, num_keys=num_keys, version=__version__)) + "\n")
 
 
 def shown_name(model: str) -> str:

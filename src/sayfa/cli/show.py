@@ -63,6 +63,48 @@ def start_report(
     ]
 
 
+def start_facts(
+    info: EngineInfo,
+    names: Sequence[str],
+    url: str,
+    start: StartTimes,
+    *,
+    num_keys: int,
+    version: str,
+) -> dict[str, object]:
+    """The same as fields of one line in the log, for collectors; values as they are, in bytes, tokens and seconds."""
+    memory = info.memory
+    tokens = (memory.num_pages - 1) * memory.page_size
+    return {
+        "version": version,
+        "models": list(names),
+        "model": info.model,
+        "architecture": info.architecture,
+        "dtype": info.dtype,
+        "weights_bytes": memory.weights_bytes,
+        "pages_bytes": memory.pages_bytes,
+        "buffers_bytes": memory.buffers_bytes,
+        "margin_bytes": memory.margin_bytes,
+        "num_pages": memory.num_pages,
+        "page_size": memory.page_size,
+        "kv_dtype": info.kv_dtype,
+        "num_tokens": tokens,
+        "prefix_caching": info.prefix_caching,
+        "max_model_len": info.max_model_len,
+        "max_concurrency": round(tokens / info.max_model_len, 2),
+        "max_num_seqs": info.max_num_seqs,
+        "threads": info.threads,
+        "isa": info.isa,
+        "num_ops": len(info.ops),
+        "ops_not_native": {op: why for op, why in info.ops.items() if why != "native"},
+        "start_s": round(start.total_s, 2),
+        "phases_s": {name: round(seconds, 2) for name, seconds in start.own},
+        "engine_phases_s": {name: round(seconds, 2) for name, seconds in info.phases},
+        "address": url,
+        "curl": curl_line(url, names[0], num_keys=num_keys),
+    }
+
+
 def _execution(info: EngineInfo) -> list[str]:
     other = {op: why for op, why in info.ops.items() if why != "native"}
     head = f"  execution  {info.threads} threads, instruction set {info.isa}: "

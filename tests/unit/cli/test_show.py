@@ -1,14 +1,19 @@
 """What a start tells a person: every fact is there, and the curl line works when it is pasted into a shell."""
 
 import json
+import logging
 import shlex
 import subprocess
 
 import msgspec
 import pytest
 
+from sayfa import __version__
+from sayfa.base import log
+from sayfa.base.config import ServerOptions
 from sayfa.base.messages import EngineInfo, MemoryPlan
-from sayfa.cli.show import ProgressLine, StartTimes, curl_line, start_report
+from sayfa.cli.serve import show_start
+from sayfa.cli.show import ProgressLine, StartTimes, curl_line, start_facts, start_report
 
 INFO = EngineInfo(
     model="Tiny", architecture="llama", dtype="Q4_1", kv_dtype="bfloat16", vocab_size=10, max_model_len=1000,
@@ -29,6 +34,34 @@ def test_the_report_has_plan_concurrency_phases_and_address():
     for fact in ("100 MiB", "200 MiB", "30 MiB", "40 MiB", "3,200 tokens", "3.20x", "1.25 s: command 0.25", "curl ",
                  "the engine: read 0.50", "http://127.0.0.1:1", "all 2 kinds of operation native"):  # fmt: skip
         assert fact in text
+
+
+@pytest.mark.parametrize("num_keys", [0, 1, 2])
+def test_a_collector_gets_the_same_facts_as_one_line(capsys, num_keys):
+    """`--log-format json`: nothing else stands on stderr, and no field is lost to a name that the log uses itself."""
+    info = msgspec.structs.replace(INFO, ops={"Linear": "no kernel for Q9", "Rope": "native"})
+    times = StartTimes(1.25, [("command", 0.25)])
+    options = ServerOptions(log_format="json", api_key=["k"] * num_keys)
+    handlers = logging.getLogger().handlers[:]
+    log.setup("info", "json")
+    try:
+        show_start(info, ["tiny", "other"], "http://127.0.0.1:1", times, options)
+    finally:
+        logging.getLogger().handlers[:] = handlers
+    [line] = capsys.readouterr().err.splitlines()
+    told = json.loads(line)
+    facts = start_facts(info, ["tiny", "other"], "http://127.0.0.1:1", times, num_keys=num_keys, version=__version__)
+    assert told["message"] == f"Sayfa {__version__} serves tiny, other"
+    assert {name: told[name] for name in facts} == facts
+    assert told["curl"] == curl_line("http://127.0.0.1:1", "tiny", num_keys=num_keys)
+    assert (told["num_tokens"], told["max_concurrency"], told["start_s"]) == (3200, 3.2, 1.25)
+    assert told["ops_not_native"] == {"Linear": "no kernel for Q9"}
+    assert told["engine_phases_s"] == {"read": 0.5}
+
+
+def test_a_person_gets_the_report(capsys):
+    show_start(INFO, ["tiny"], "http://127.0.0.1:1", StartTimes(1.25, []), ServerOptions())
+    assert capsys.readouterr().err.startswith(f"Sayfa {__version__} serves tiny\n  model ")
 
 
 def test_an_op_that_is_not_native_is_named_with_the_reason():
