@@ -67,7 +67,9 @@ def metrics_page() -> str:
     lines = METRICS_HEAD.splitlines()
     for metric in METRICS.values():
         aliases = ", ".join(f"`vllm:{alias}`" for alias in metric.aliases)
-        lines.append(f"| `{metric.name}` | {metric.kind} | {', '.join(metric.labels)} | {aliases} | {metric.doc} |")
+        known = ", ".join(f"`{value}`" for value in metric.known)
+        doc = metric.doc + (f". Shown from the start: {known}" if known else "")
+        lines.append(f"| `{metric.name}` | {metric.kind} | {', '.join(metric.labels)} | {aliases} | {doc} |")
     return "\n".join(lines) + "\n"
 
 

@@ -14,8 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sayfa.base.log import JsonFormatter, TextFormatter
 from sayfa.base.messages import Outputs, Request, RequestAdmitted, StepStats
-from sayfa.base.metrics import METRICS
+from sayfa.base.metrics import CONNECTION_ENDS, ENDINGS, METRICS, REJECTIONS
 from sayfa.server import body
+from sayfa.server.metrics import MAX_REASONS, ServerMetrics
 from sayfa.server.stats import stats_line
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -87,6 +88,43 @@ async def test_every_declared_metric_is_shown_under_its_own_and_its_aliases() ->
                 assert shown is wanted, alias
     sums = read(page)
     assert not any(name.startswith("vllm:") for name in sums)
+
+
+@pytest.mark.parametrize(
+    ("metric", "label", "known"),
+    [
+        ("request_success", "finished_reason", ENDINGS),
+        ("admission_rejections", "reason", REJECTIONS),
+        ("connections_refused", "reason", CONNECTION_ENDS),
+    ],
+)
+async def test_the_known_reasons_are_shown_before_their_first_event(
+    metric: str, label: str, known: tuple[str, ...]
+) -> None:
+    """The equation of the books holds over an idle server, and `rate` sees the first event."""
+    async with serving() as (client, _):
+        page = (await client.get("/metrics")).text
+    samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    for prefix in ("sayfa:", "vllm:") if METRICS[metric].aliases else ("sayfa:",):
+        shown = {sample.labels[label]: sample.value for sample in samples if sample.name == f"{prefix}{metric}_total"}
+        assert shown == dict.fromkeys(known, 0.0)
+
+
+async def test_the_number_of_reasons_is_bounded() -> None:
+    """Codes of plug-ins, say; those beyond the limit are one."""
+    metrics = ServerMetrics("m", False)
+    for number in range(3 * MAX_REASONS):
+        metrics.rejected(f"odd-{number}")
+    metrics.rejected("queue_full")
+    page = metrics.render().decode()
+    lines = [line for line in page.splitlines() if line.startswith("sayfa:admission_rejections_total{")]
+    assert len(lines) == MAX_REASONS
+    odd = MAX_REASONS - len(REJECTIONS)
+    assert (
+        f'sayfa:admission_rejections_total{{engine="0",model_name="m",reason="other"}} {3 * MAX_REASONS - odd}.0'
+        in page
+    )
+    assert 'reason="queue_full"} 1.0' in page
 
 
 async def test_aliases_have_the_same_values() -> None:

@@ -21,20 +21,47 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 FEW = (0, 1, 2, 3, 5, 10, 20)
 ANSWERS = (1, 2, 5, 10, 20, 50, 100)
 
+ENDINGS = ("stop", "length", "abort", "error", "deadline")
+"""How a request ends that was taken in."""
+REJECTIONS = (
+    # before it was understood
+    "unsupported_media_type", "request_timeout", "request_too_large", "invalid_json",
+    # for what it asks
+    "invalid_request_error", "invalid_type", "invalid_unicode", "invalid_token_id", "unsupported_parameter",
+    "unsupported_content_type", "model_not_found", "no_chat_template", "template_error", "template_too_costly",
+    "refused_by_template", "tokenizer_failed", "context_length_exceeded", "exceeds_page_pool", "quarantined",
+    # for now
+    "queue_full", "share_of_queue_full", "deadline_unreachable", "starting", "draining", "engine_error",
+    # beyond the number of distinct ones that the server shows
+    "other",
+)  # fmt: skip
+"""Codes of the errors with which a request is refused before any work; `invalid_request_error` stands for no code."""
+CONNECTION_ENDS = (
+    "too_many_connections", "too_many_connections_of_address", "request_timeout", "headers_too_large", "uri_too_long",
+    "malformed_http", "upgrade_not_served", "bad_request", "other",
+)  # fmt: skip
+"""Codes of the errors with which a connection is ended before a request was there."""
+
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric. doc ends with the unit; counters get `_total` when shown; aliases carry no prefix."""
+    """One metric. doc ends with the unit; counters get `_total` when shown; aliases carry no prefix.
+
+    known: values of its one label that are shown from the start, as 0: what appears with its first event only is
+    missing in sums until then, and `rate` does not see that event.
+    """
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
     doc: str
     labels: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
     aliases: tuple[str, ...] = ()
 
 
-def _counter(name: str, doc: str, *labels: str, alias: bool = True) -> Metric:
-    return Metric(name=name, kind="counter", doc=doc, labels=labels, aliases=(name,) if alias else ())
+def _counter(name: str, doc: str, *labels: str, known: tuple[str, ...] = (), alias: bool = True) -> Metric:
+    aliases = (name,) if alias else ()
+    return Metric(name=name, kind="counter", doc=doc, labels=labels, known=known, aliases=aliases)
 
 
 def _gauge(name: str, doc: str, *labels: str, aliases: tuple[str, ...] = ()) -> Metric:
@@ -74,11 +101,11 @@ METRICS: dict[str, Metric] = {
         _counter("prefix_cache_hits", "Prompt tokens found in the prefix cache, in tokens"),
         # Requests.
         _counter("requests_received", "Generation requests that passed the key check", alias=False),
-        _counter("admission_rejections", "Requests refused before any work, by reason", "reason"),
+        _counter("admission_rejections", "Requests refused before any work, by reason", "reason", known=REJECTIONS),
         _counter("connections_refused", "Connections ended before a request was there, by reason: limits on their "
-                 "number, headers that are late, too large or no HTTP", "reason", alias=False),
-        _counter("request_success", "Requests that ended, by reason: stop, length, abort, error, deadline",
-                 "finished_reason"),
+                 "number, headers that are late, too large or no HTTP", "reason", known=CONNECTION_ENDS, alias=False),
+        _counter("request_success", "Requests that ended, by reason",
+                 "finished_reason", known=ENDINGS),
         _counter("numerical_errors", "Requests that ended because the model gave numbers that are not finite",
                  alias=False),
         _gauge("degraded", "1 while repeated numerical errors make the server not ready, else 0"),

@@ -17,7 +17,7 @@ from prometheus_client.samples import Sample
 
 from sayfa.base.faults import fault
 from sayfa.base.messages import EngineInfo, Outputs, StepStats
-from sayfa.base.metrics import METRICS, Metric
+from sayfa.base.metrics import METRICS, REJECTIONS, Metric
 from sayfa.base.sampling_params import SamplingParams
 
 log = logging.getLogger("sayfa.server")
@@ -63,7 +63,7 @@ class ServerMetrics:
         self._fixed = {"model_name": model_name, "engine": "0"}
         self._families: dict[str, Any] = {}
         self._children: dict[tuple[str, tuple[tuple[str, str], ...]], Any] = {}
-        self._reasons: set[str] = set()
+        self._reasons = set(REJECTIONS)
         self._totals: dict[str, int] = {}
         self._last_step: StepStats | None = None
         self._new_steps = 0
@@ -83,6 +83,8 @@ class ServerMetrics:
         family = _KINDS[metric.kind](OWN_PREFIX + metric.name, metric.doc, **options)
         if not metric.labels:
             family.labels(**self._fixed)  # shown as 0 from the start
+        for value in metric.known:
+            family.labels(**self._fixed, **{metric.labels[0]: value})
         return family
 
     def _family(self, name: str, **labels: str) -> Any:

@@ -29,6 +29,8 @@ def test_each_metric_is_well_formed():
         assert re.fullmatch(r"[a-z][a-z0-9_]*", name)
         assert not (metric.kind == "counter" and name.endswith("_total")), f"{name}: the ending is added when shown"
         assert bool(metric.buckets) == (metric.kind == "histogram")
+        assert len(metric.known) == len(set(metric.known))
+        assert not metric.known or len(metric.labels) == 1
         assert list(metric.buckets) == sorted(set(metric.buckets))
         if name.endswith("_seconds"):
             assert "second" in metric.doc
