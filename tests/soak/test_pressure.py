@@ -14,7 +14,7 @@ TIMED = {"refusals p99 < 50 ms", "b's p99 first token <= 2x alone + a step", "re
          "the end comes within a second of the last stream", "a second signal ends it within two seconds"}  # fmt: skip
 """What a busy machine breaks; `pressure.py` judges it all the same."""
 MISSED = {"p99 between tokens <= 1.2x alone"}
-"""Broken on a quiet machine, too, at times: 1.19 to 1.28. docs/threat-model.md says so under what is not promised."""
+"""Broken on a quiet machine, too, at times: 1.08 to 1.28. docs/threat-model.md says so under what is not promised."""
 
 
 def judge(figures: dict[str, Any]) -> None:
