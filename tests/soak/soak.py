@@ -53,11 +53,12 @@ class Server:
     def _wait_ready(self) -> int:
         limit_s = time.monotonic() + START_LIMIT_S
         while time.monotonic() < limit_s and self.process.poll() is None:
-            found = re.search(r"address +http://127\.0\.0\.1:(\d+)", self.log.read_text())
+            found = re.search(r'"address": "http://127\.0\.0\.1:(\d+)"', self.log.read_text())
             if found:
                 return int(found[1])
             time.sleep(0.05)
         self.process.kill()
+        self.process.wait()
         raise SystemExit("the server did not start:\n" + self.log.read_text()[-3000:])
 
     def end(self) -> int:
