@@ -39,7 +39,7 @@ _RESERVED = frozenset(
 ) | {"raise_exception", "strftime_now", "namespace", "range", "dict"}
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _PROBE = "qzxprobe"
-_PROBE_CPU_S = 0.05
+_PROBE_CPU_S = 0.02
 _RAW_PROBE = re.compile(rf"""text["']\s*:\s*["']{_PROBE}""")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 
