@@ -1,10 +1,13 @@
-"""What tests may lack: the native library, which a machine without a C++ compiler cannot build, and the Gemma file.
+"""What tests may lack: the native library, which a machine without a C++ compiler cannot build, a kernel that is new
+enough, and the Gemma file.
 
 Where SAYFA_TEST_COMPLETE is set, as .ci/run does, a missing library is a failure: a build that broke must not pass as
 skipped; and tests that are given some time take more of it.
 """
 
 import os
+import platform
+import re
 from pathlib import Path
 
 import pytest
@@ -25,6 +28,13 @@ def native_library() -> None:
     if completeness():
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+def linux(major: int, minor: int) -> None:
+    """Skip the test on an older kernel, by its version: whether the call works is what the test asks."""
+    release = platform.release()
+    if tuple(map(int, re.findall(r"\d+", release)[:2])) < (major, minor):
+        pytest.skip(f"Linux {release} gives no memory ahead of its use; {major}.{minor} and later do")
 
 
 def gemma3_file() -> Path:
