@@ -6,7 +6,7 @@ from collections import defaultdict
 import pytest
 
 from fakes.deciding import World, request
-from sayfa.base.messages import PageStored, RequestAdmitted, RequestQueued
+from sayfa.base.messages import PageStored, Request, RequestAdmitted, RequestQueued
 from sayfa.core.policy import FairPolicy, PriorityPolicy
 
 
@@ -226,3 +226,59 @@ def test_a_common_start_is_computed_once_though_all_come_at_once() -> None:
     assert world.runner.num_computed == 100 + 16 * 2
     stored = [event.hash for event in world.events if isinstance(event, PageStored)]
     assert len(stored) == len(set(stored)) == 25
+
+
+def steps_until_answered(world: World, *names: str) -> int:
+    """Step until each of these requests has ended; return the steps it took."""
+    begun = world.num_steps
+    while any(world.answers[name, 0].last is None for name in names):
+        world.step()
+    return world.num_steps - begun
+
+
+@pytest.mark.parametrize("policy", [PriorityPolicy, FairPolicy])
+@pytest.mark.parametrize("max_scored", [1, 8])
+@pytest.mark.parametrize("head_start", [0, 1, 20])
+@pytest.mark.parametrize("num_chats", [1, 6])
+def test_a_chat_does_not_wait_for_the_pages_of_a_prompt_that_is_scored(
+    policy: type[PriorityPolicy], max_scored: int, head_start: int, num_chats: int
+) -> None:
+    """Few positions are scored in a step: chats with the same start compute it, once for all of them, at their pace."""
+    prefix = [(3 * i) % 50 for i in range(600)]
+    chats = [request(f"chat{name}", [*prefix, name, 1, 2], max_tokens=1) for name in range(num_chats)]
+
+    def world_with_chats(*before: Request, steps: int = 0) -> World:
+        world = World(num_pages=1000, max_num_batched_tokens=64, max_model_len=1000, max_scored=max_scored,
+                      policy=policy(), audit_every=20)  # fmt: skip
+        for req in before:
+            world.add(req)
+        for _ in range(steps):
+            world.step()
+        for chat in chats:
+            world.add(chat)
+        return world
+
+    names = [chat.id for chat in chats]
+    alone = steps_until_answered(world_with_chats(), *names)
+    world = world_with_chats(request("scored", [*prefix, 49], max_tokens=1, prompt_logprobs=0), steps=head_start)
+    assert steps_until_answered(world, *names) <= 2 * alone
+    assert world.answers["scored", 0].last is None, "the prompt was scored before: the test shows nothing"
+    world.run(max_steps=1000)
+    world.check_answers()
+    assert world.runner.num_computed <= 2 * 600 + 1 + 3 * num_chats, "chats did not share what one of them computed"
+
+
+def test_pages_of_a_scored_prompt_that_were_scored_before_are_waited_for() -> None:
+    """After a preemption it computes them at full pace; who needs the same does not compute them again."""
+    prefix = [(3 * i) % 50 for i in range(100)]
+    world = World(num_pages=200, max_num_batched_tokens=64, max_model_len=200, max_scored=4)
+    world.add(request("scored", [*prefix, *range(40)], max_tokens=1, prompt_logprobs=0))
+    while world.sequences()[0].computed < 100:
+        world.step()
+    world.scheduler.preempt("scored", world.now_s)
+    world.scheduler.reset_cache()
+    world.step()
+    world.add(request("chat", [*prefix, 1, 2], max_tokens=1))
+    assert steps_until_answered(world, "chat") <= 2
+    assert world.answers["chat", 0].last is not None
+    assert world.answers["chat", 0].last.num_cached == 100

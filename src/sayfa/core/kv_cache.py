@@ -103,8 +103,12 @@ class KvCache:
         return self._identity(sequence, num_matched)[0]
 
     def coming(self, sequence: Sequence) -> list[bytes]:
-        """Return the hashes of the whole pages that this running sequence's known tokens will still fill."""
-        num_whole = len(sequence.tokens) // self.page_size
+        """Return the hashes of the whole pages that this running sequence's known tokens will still fill.
+
+        Without those with a position to score: few are scored in a step, so others are better off computing such pages.
+        """
+        num_known = sequence.scored if sequence.wants_scores else len(sequence.tokens)
+        num_whole = num_known // self.page_size
         if not self.caching or num_whole <= sequence.num_stored:
             return []
         self._identity(sequence, num_whole - 1)
