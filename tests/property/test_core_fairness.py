@@ -282,3 +282,19 @@ def test_pages_of_a_scored_prompt_that_were_scored_before_are_waited_for() -> No
     assert steps_until_answered(world, "chat") <= 2
     assert world.answers["chat", 0].last is not None
     assert world.answers["chat", 0].last.num_cached == 100
+
+
+def test_nobody_waits_for_the_pages_of_a_prompt_that_stands_still() -> None:
+    """A long prompt of a better class leads; a chat of that class needs a page of the one that waits for its turn."""
+    prefix = [(3 * i) % 50 for i in range(72)]
+    world = World(num_pages=1000, max_num_batched_tokens=64, max_model_len=2000)
+    world.add(request("behind", [*prefix, *[1] * 900], max_tokens=1, priority=1))
+    world.step()
+    world.add(request("lead", [i % 50 for i in range(1500)], max_tokens=1))
+    world.step()
+    world.add(request("chat", [*prefix, 1, 2], max_tokens=1))
+    assert steps_until_answered(world, "chat") == 1
+    behind = next(sequence for sequence in world.sequences() if sequence.id == "behind")
+    assert behind.computed == 64, "it did not stand still: the test shows nothing"
+    world.run()
+    world.check_answers()

@@ -9,7 +9,8 @@ A step, in order:
    short ones, so that neither a long prompt stops the short ones nor they stop it (see `_share_out`). The positions
    that may be scored are shared out by the same rule;
 4. waiting sequences enter while rows, pages and tokens last; those that are paused give up theirs for them. One that
-   cannot get its pages blocks those behind it, one for which no position is left to score is passed.
+   cannot get its pages blocks those behind it. Passed are one for which no position is left to score, and one whose
+   next page comes from a prompt that gets ahead in this step, so that it will find what it need not compute.
 
 Bounds that the tests hold:
 - a waiting sequence is passed by at most `max_overtakes` that stand behind it in the queue (and by the policy's own
@@ -59,7 +60,8 @@ class Plan:
         self.full = False
         """No more sequences enter in this step."""
         self.coming: set[bytes] = set()
-        """Hashes of pages that are being computed: who needs the same waits for them and computes them not again."""
+        """Hashes of the pages to come of prompts that get ahead in this step: who needs the same waits for them and
+        computes them not again. Those of a prompt that stands still are not worth a wait."""
 
     @property
     def free_scores(self) -> int:
@@ -174,12 +176,15 @@ class Planner:
         The head of the queue leads if it stands before them (it has a better class, or nothing is being computed).
         """
         prefills = sorted(prefills, key=place)
+        if prefills:
+            plan.coming.update(self.cache.coming(prefills[0]))  # who leads gets ahead in each step
         waiting = self._roster.waiting
         if waiting and self._is_open(plan) and (not prefills or place(waiting[0]) < place(prefills[0])):
             first = waiting[0]
             matched = self._match(first)
             if not self._comes_soon(plan, first, matched) and self._admit(plan, first, matched):
                 prefills.insert(0, first)
+                plan.coming = set(self.cache.coming(first))
         return prefills
 
     def _count_spare(self, plan: Plan, prefills: list[Sequence]) -> None:
@@ -187,7 +192,6 @@ class Planner:
         plan.spare = cache.pool.num_free
         for sequence in prefills:
             plan.spare -= max(0, cache.pages_to_enter(sequence) - len(sequence.pages))
-            plan.coming.update(cache.coming(sequence))
 
     def _admit_waiting(self, plan: Plan, tokens: int, *, short_only: bool) -> None:
         """Let waiting sequences in, in queue order, while `tokens` last. short_only: those that end within them.
@@ -222,7 +226,7 @@ class Planner:
         return [] if self._source(sequence) else self.cache.match(sequence)
 
     def _comes_soon(self, plan: Plan, sequence: Sequence, matched: list[int]) -> bool:
-        """Whether the next page this sequence lacks is being computed for another one, so that waiting saves work."""
+        """Whether the next page this sequence lacks is being computed by another one, so that waiting saves work."""
         if not plan.coming or sequence.overtaken >= self.limits.max_overtakes or self._source(sequence):
             return False
         return self.cache.first_missing(sequence, len(matched)) in plan.coming
@@ -269,7 +273,6 @@ class Planner:
             self._count_hits(sequence)
         roster.enter(sequence, plan.now_s)
         plan.entered[sequence.row] = sequence
-        plan.coming.update(cache.coming(sequence))
         return True
 
     def _source(self, sequence: Sequence) -> Sequence | None:
@@ -319,5 +322,6 @@ class Planner:
             plan.scores -= num_scored
         plan.rows.append(ScheduledRow(sequence.row, start, count, num_logits, sample))
         plan.sequences.append(sequence)
+        plan.coming.update(self.cache.coming(sequence))
         plan.budget -= count
         return count
