@@ -1,6 +1,6 @@
 // The contract of the native library: what a step program is made of, and the function table that each instruction-set
-// variant fills. Plain C types only; nothing of Python, numpy or torch. Checks happen before this line (nn/program/native.py):
-// beyond it a wrong shape is a crash.
+// variant fills. Plain C types only; nothing of Python, numpy or torch. Checks happen before this line (nn/program/program.py,
+// native.py): beyond it a wrong shape is a crash.
 //
 // Each kernel source is compiled once per instruction set with -DSAYFA_ISA=<name>; its code lives in
 // `namespace sayfa::SAYFA_ISA` and only in static or anonymous-namespace functions, because anything inline with external

@@ -16,6 +16,7 @@ from sayfa.nn.program.native import NativeExecutor, isas, why_not
 from sayfa.nn.program.program import (
     Attention,
     Buffer,
+    Gather,
     InputBatch,
     KvSpec,
     Linear,
@@ -166,7 +167,9 @@ def test_what_lives_at_the_same_time_never_overlaps():
             piece = WeightPiece("w", buffers[out].width, buffers[x].width, "F32", np.zeros(0, np.uint8))
             builder.add(Linear(buffers[x], Weight((piece,)), buffers[out]))
         builder.add(Linear(buffers[0], Weight((piece,)), buffers[7]))
-        program = builder.finish(buffers[7])
+        last = builder.buffer("last", buffers[7].width, "logits")
+        builder.add(Gather(buffers[7], last))
+        program = builder.finish(last)
         lowered = lower(program, lambda op, paired: 1, lambda weight: False)
         rows = {"tokens": 7, "logits": 3}
         arena = plan_arena(program, lowered, rows, lambda group: 64)
@@ -178,6 +181,8 @@ def test_what_lives_at_the_same_time_never_overlaps():
                 users = [op.group, op.group.x]
             elif isinstance(op, Product):
                 users = [op.group, op.group.x, op.out]
+            elif isinstance(op, Gather):
+                users = [op.x, op.out]
             for thing in users:
                 first, _ = things.get(thing, (index, index))
                 things[thing] = (first, index)
@@ -272,7 +277,7 @@ def test_wishes_that_cannot_be_met_are_refused_in_words(tiny):
 def test_why_not_names_the_weight_and_its_type():
     """A type that has no native product is named, with the known ones."""
     builder = ProgramBuilder(KvSpec(0, 1, 16))
-    x, out = builder.buffer("x", 32), builder.buffer("out", 32)
+    x, out = (builder.buffer(name, 32, "logits") for name in ("x", "out"))
     builder.add(Linear(x, Weight((WeightPiece("blk.0.w", 32, 32, "IQ2_XXS", np.zeros(0, np.uint8)),)), out))
     reason = why_not(builder.finish(out))
     assert reason is not None
@@ -284,7 +289,7 @@ def test_why_not_names_the_weight_and_its_type():
 def test_a_weight_with_too_few_bytes_is_refused():
     """Bytes are compared with shape and type before any is read."""
     builder = ProgramBuilder(KvSpec(0, 1, 16))
-    x, out = builder.buffer("x", 32), builder.buffer("out", 32)
+    x, out = (builder.buffer(name, 32, "logits") for name in ("x", "out"))
     builder.add(Linear(x, Weight((WeightPiece("w", 32, 32, "Q8_0", np.zeros(1087, np.uint8)),)), out))
     with pytest.raises(ModelError, match="1087 bytes"):
         NativeExecutor(builder.finish(out), threads=1, max_tokens=1, max_rows=1, page_size=16, kv_type="float32")

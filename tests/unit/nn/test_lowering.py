@@ -261,7 +261,6 @@ def test_rows_are_prepared_together_only_if_they_are_the_same():
 IN_PLACE = {
     "Linear": lambda b: Linear(b.x, b.one, b.x),
     "Attention": lambda b: Attention(view(b.x), b.x, 0, 2, 1.0),
-    "Gather": lambda b: Gather(b.x, b.x),
     "ActMul": lambda b: ActMul(b.x, b.x, "silu"),
 }
 

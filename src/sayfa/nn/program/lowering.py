@@ -110,7 +110,7 @@ def writes(op: Op) -> tuple[Buffer, ...]:
 def why_not_parallel(program: Program) -> str | None:
     """A sentence that names the first op whose workers would read what others have overwritten, or None."""
     for op in program.ops:
-        if isinstance(op, (Linear, ActMul, Gather)):
+        if isinstance(op, (Linear, ActMul)):
             read = op.x
         elif isinstance(op, Attention):
             read = op.query.buffer

@@ -1,8 +1,8 @@
 """The native executor: a whole step in one call of the library in csrc/. Chosen by `runner.executors`; never
 loads torch.
 
-Everything is checked here or in the library's own `check` before an address is handed over: beyond that line a wrong
-shape would be a crash. Weights are packed once, straight from the memory map, and the map's pages are then given back.
+Everything is checked by `Program`, here or in the library's own `check` before an address is handed over: beyond that
+line a wrong shape would be a crash. Weights are packed once, straight from the memory map, whose pages are given back.
 """
 
 from collections.abc import Iterator

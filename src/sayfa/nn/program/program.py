@@ -14,11 +14,13 @@ natively, since its workers would read what others have overwritten.
 Shapes in the docstrings: T tokens, L logit rows, H hidden, K input and N output features, D head dim.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sayfa.base.errors import ModelError
 
 RowSpace = Literal["tokens", "logits"]
 
@@ -192,6 +194,28 @@ class Gather:
 Op = Embed | RmsNorm | HeadNorm | Linear | Rope | KvWrite | Attention | ActMul | Add | Gather
 
 
+def check_row_spaces(op: Op) -> None:
+    """Raise ModelError unless each operand has rows of the space that the op runs over, as its shapes above tell."""
+    given: dict[str, Buffer] = {}
+    for part in fields(op):
+        operand = getattr(op, part.name)
+        if isinstance(operand, (Buffer, View)):
+            given[part.name] = operand.buffer if isinstance(operand, View) else operand
+    match op:
+        case RmsNorm() | Linear() | Add():
+            needed = dict.fromkeys(given, op.x.rows)
+        case Gather():
+            needed = {"x": "tokens", "out": "logits"}
+        case _:
+            needed = dict.fromkeys(given, "tokens")
+    if any(buffer.rows != needed[name] for name, buffer in given.items()):
+        are = ", ".join(f"{name} is {buffer.name} [{buffer.rows}]" for name, buffer in given.items())
+        raise ModelError(
+            f"{type(op).__name__} cannot run over rows of these spaces: {are}; it needs "
+            f"{', '.join(f'{name} [{space}]' for name, space in needed.items())} (Gather leads from tokens to logits)"
+        )
+
+
 @dataclass(frozen=True)
 class KvSpec:
     """What the pages must hold: per layer, K and V of num_kv_heads × head_dim for each token."""
@@ -203,12 +227,21 @@ class KvSpec:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A whole model as ops in order; `logits` [L, V] is the result."""
+    """A whole model as ops in order; `logits` [L, V] is the result.
+
+    Raises ModelError where row spaces meet that do not fit: an op would read or write beyond a buffer's end.
+    """
 
     ops: tuple[Op, ...]
     buffers: tuple[Buffer, ...]
     kv: KvSpec
     logits: Buffer
+
+    def __post_init__(self) -> None:
+        for op in self.ops:
+            check_row_spaces(op)
+        if self.logits.rows != "logits":
+            raise ModelError(f"the logits are {self.logits.name} [{self.logits.rows}]; Gather the rows that want them")
 
 
 @dataclass
