@@ -1,4 +1,7 @@
-"""Random programs in which ops read and overwrite the same few buffers in every order that their meaning allows."""
+"""Programs made by hand: weights and an ending for those of a few ops, and random ones.
+
+In random programs ops read and overwrite the same few buffers in every order that their meaning allows.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,22 @@ _KV = KvSpec(2, 2, 16)
 _LIKELY = ("norm", "linear", "linear", "act", "rope", "head_norm", "kv_write", "attention", "add")
 
 
+def dense(rng: np.random.Generator, rows: int, columns: int, num_pieces: int = 1) -> Weight:
+    """A float32 weight [rows, columns] in equal pieces; rows stay about as large when they are multiplied by it."""
+    pieces = [random_piece(rng, "F32", rows // num_pieces, columns) for _ in range(num_pieces)]
+    for piece in pieces:
+        piece.data.view(np.float32)[:] *= np.float32(0.7 / columns**0.5)
+    return Weight(tuple(pieces))
+
+
+def with_logits(builder: ProgramBuilder, x: Buffer, head: Weight) -> Program:
+    """Close a program whose logits are the wanted rows of x times `head`."""
+    chosen, logits = builder.buffer("chosen", x.width, "logits"), builder.buffer("logits", head.rows, "logits")
+    builder.add(Gather(x, chosen))
+    builder.add(Linear(chosen, head, logits))
+    return builder.finish(logits)
+
+
 class RandomProgram:
     """Lays down ops one after another: what follows an op often reads what it wrote, as in models, but not always.
 
@@ -47,9 +66,9 @@ class RandomProgram:
     def build(self, num_ops: int) -> Program:
         """Make a program of `num_ops` random ops between a beginning and an end; the end looks at two buffers."""
         for buffer in self._narrow:
-            self._builder.add(Embed(self._weight(VOCAB, NARROW), buffer))
+            self._builder.add(Embed(Weight((random_piece(self._rng, "F32", VOCAB, NARROW),)), buffer))
         for buffer in self._wide:
-            self._builder.add(Linear(self._narrow[0], self._weight(WIDE, NARROW), buffer))
+            self._builder.add(Linear(self._narrow[0], self._halves(WIDE, NARROW), buffer))
         for layer in range(2):
             self._builder.add(KvWrite(View(self._wide[0], 64, 32), View(self._wide[0], 96, 32), layer))
         last: Op = self._builder.ops[-1]
@@ -62,7 +81,7 @@ class RandomProgram:
         self._builder.add(Add(self._narrow[first], self._narrow[second]))
         self._builder.add(Gather(self._narrow[first], chosen))
         self._builder.add(RmsNorm(chosen, self._vector(NARROW), 1e-5, normed))
-        self._builder.add(Linear(normed, self._weight(VOCAB, NARROW), logits))
+        self._builder.add(Linear(normed, dense(self._rng, VOCAB, NARROW), logits))
         return self._builder.finish(logits)
 
     def _next(self, last: Op) -> Op:
@@ -100,7 +119,7 @@ class RandomProgram:
         out = self._one([buffer for buffer in self._narrow + self._wide if buffer is not x])
         plain = out in self._wide and self._rng.random() < 0.8
         bias = self._vector(out.width) if not plain and self._rng.random() < 0.2 else None
-        return Linear(x, self._weight(out.width, x.width), out, bias, bool(not plain and self._rng.random() < 0.4))
+        return Linear(x, self._halves(out.width, x.width), out, bias, bool(not plain and self._rng.random() < 0.4))
 
     def _one(self, choices):  # type: ignore[no-untyped-def]
         return choices[int(self._rng.integers(len(choices)))]
@@ -108,11 +127,5 @@ class RandomProgram:
     def _vector(self, length: int) -> np.ndarray:
         return self._rng.uniform(0.5, 1.5, length).astype(np.float32)
 
-    def _weight(self, rows: int, columns: int) -> Weight:
-        halves = [random_piece(self._rng, "F32", rows // 2, columns) for _ in range(2)]
-        for piece in halves:
-            piece.data.view(np.float32)[:] *= np.float32(0.7 / columns**0.5)
-        if rows == VOCAB:
-            whole = random_piece(self._rng, "F32", rows, columns)
-            return Weight((whole,))
-        return Weight(tuple(halves))
+    def _halves(self, rows: int, columns: int) -> Weight:
+        return dense(self._rng, rows, columns, 2)

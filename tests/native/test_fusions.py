@@ -3,32 +3,24 @@
 import numpy as np
 import pytest
 
-from fakes.programs import RandomProgram
+from fakes.programs import RandomProgram, dense, with_logits
 from sayfa.base.errors import ModelError
 from sayfa.models.formats.dequant import dequantize
 from sayfa.nn.program.native import NativeExecutor, why_not
 from sayfa.nn.program.program import (
     ActMul,
     Embed,
-    Gather,
     InputBatch,
     KvSpec,
     Linear,
     Program,
     ProgramBuilder,
     RmsNorm,
-    Weight,
-    WeightPiece,
 )
 from sayfa.nn.program.reference import ReferenceExecutor
 
 PAGE = 16
 WIDTH = 1024
-
-
-def piece(rng: np.random.Generator, rows: int, columns: int) -> WeightPiece:
-    data = rng.standard_normal((rows, columns), dtype=np.float32) / np.float32(columns**0.5)
-    return WeightPiece("w", rows, columns, "F32", data.view(np.uint8).reshape(-1))
 
 
 def overwriting(kind: str) -> Program:
@@ -37,22 +29,15 @@ def overwriting(kind: str) -> Program:
     builder = ProgramBuilder(KvSpec(1, 1, 16))
     x, normed = builder.buffer("x", WIDTH), builder.buffer("normed", WIDTH)
     gate_up = builder.buffer("gate_up", 2 * WIDTH)
-    builder.add(Embed(Weight((piece(rng, 64, WIDTH),)), x))
+    builder.add(Embed(dense(rng, 64, WIDTH), x))
     for _ in range(4):
         builder.add(RmsNorm(x, np.ones(WIDTH, np.float32), 1e-5, normed))
         if kind == "product":
-            builder.add(Linear(normed, Weight((piece(rng, WIDTH, WIDTH),)), x, None, True))
+            builder.add(Linear(normed, dense(rng, WIDTH, WIDTH), x, None, True))
         else:
-            builder.add(Linear(normed, Weight((piece(rng, WIDTH, WIDTH), piece(rng, WIDTH, WIDTH))), gate_up))
+            builder.add(Linear(normed, dense(rng, 2 * WIDTH, WIDTH, 2), gate_up))
             builder.add(ActMul(gate_up, x, "silu"))
-    return finished(builder, x, rng)
-
-
-def finished(builder: ProgramBuilder, x: object, rng: np.random.Generator) -> Program:
-    chosen, logits = builder.buffer("chosen", WIDTH, "logits"), builder.buffer("logits", 64, "logits")
-    builder.add(Gather(x, chosen))  # type: ignore[arg-type]
-    builder.add(Linear(chosen, Weight((piece(rng, 64, WIDTH),)), logits))
-    return builder.finish(logits)
+    return with_logits(builder, x, dense(rng, 64, WIDTH))
 
 
 def batch(num_tokens: int) -> InputBatch:
@@ -110,9 +95,9 @@ def test_a_product_in_place_is_left_to_the_reference():
     rng = np.random.default_rng(0)
     builder = ProgramBuilder(KvSpec(1, 1, 16))
     x = builder.buffer("x", WIDTH)
-    builder.add(Embed(Weight((piece(rng, 64, WIDTH),)), x))
-    builder.add(Linear(x, Weight((piece(rng, WIDTH, WIDTH),)), x))
-    program = finished(builder, x, rng)
+    builder.add(Embed(dense(rng, 64, WIDTH), x))
+    builder.add(Linear(x, dense(rng, WIDTH, WIDTH), x))
+    program = with_logits(builder, x, dense(rng, 64, WIDTH))
     assert "Linear writes x" in str(why_not(program))
     with pytest.raises(ModelError, match="another buffer"):
         native(program, 1)
@@ -123,8 +108,8 @@ def test_a_norm_of_another_width_is_refused_fused_too():
     rng = np.random.default_rng(0)
     builder = ProgramBuilder(KvSpec(1, 1, 16))
     short, normed, x = builder.buffer("short", 32), builder.buffer("normed", WIDTH), builder.buffer("x", WIDTH)
-    builder.add(Embed(Weight((piece(rng, 64, 32),)), short))
+    builder.add(Embed(dense(rng, 64, 32), short))
     builder.add(RmsNorm(short, np.ones(32, np.float32), 1e-5, normed))
-    builder.add(Linear(normed, Weight((piece(rng, WIDTH, WIDTH),)), x))
+    builder.add(Linear(normed, dense(rng, WIDTH, WIDTH), x))
     with pytest.raises(ModelError, match="1024 columns meet 32"):
-        native(finished(builder, x, rng), 1)
+        native(with_logits(builder, x, dense(rng, 64, WIDTH)), 1)

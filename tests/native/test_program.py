@@ -8,6 +8,7 @@ import pytest
 
 from fakes import needs
 from fakes.models import make_tiny
+from fakes.programs import dense
 from fakes.single_op import batch_of, random_piece
 from fakes.steps import open_model
 from sayfa.base.errors import ModelError
@@ -123,7 +124,7 @@ def test_norms_activations_and_gate_up_are_fused(tiny):
 def _chain(*, other_user: bool = False, changed_between: bool = False) -> Program:
     builder = ProgramBuilder(KvSpec(0, 1, 16))
     x, normed, out = (builder.buffer(name, 32) for name in ("x", "normed", "out"))
-    weight = Weight((random_piece(np.random.default_rng(0), "F32", 32, 32),))
+    weight = dense(np.random.default_rng(0), 32, 32)
     builder.add(RmsNorm(x, np.ones(32, np.float32), 1e-5, normed))
     if changed_between:
         builder.add(Linear(out, weight, x))
@@ -145,7 +146,7 @@ def test_two_products_of_the_same_rows_share_one_preparation():
     """Formats of both consumers are united; a buffer written anew makes a new group."""
     builder = ProgramBuilder(KvSpec(0, 1, 16))
     x, a, b = (builder.buffer(name, 32) for name in ("x", "a", "b"))
-    weight = Weight((random_piece(np.random.default_rng(0), "F32", 32, 32),))
+    weight = dense(np.random.default_rng(0), 32, 32)
     first, second, third = Linear(x, weight, a), Linear(x, weight, b), Linear(a, weight, b)
     for op in (first, second, third):
         builder.add(op)

@@ -6,8 +6,7 @@ Values are names of how they came about, so that two are equal exactly if the sa
 import numpy as np
 import pytest
 
-from fakes.programs import RandomProgram
-from fakes.single_op import random_piece
+from fakes.programs import RandomProgram, dense, with_logits
 from sayfa.nn.program.lowering import (
     Arena,
     Join,
@@ -37,7 +36,6 @@ from sayfa.nn.program.program import (
     RmsNorm,
     Rope,
     View,
-    Weight,
 )
 
 ROWS = {"tokens": 7, "logits": 3}
@@ -172,8 +170,8 @@ class Bench:
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
         self.builder = ProgramBuilder(KvSpec(1, 1, 16))
-        self.one = Weight((random_piece(rng, "F32", 32, 32),))
-        self.two = Weight(tuple(random_piece(rng, "F32", 32, 32) for _ in range(2)))
+        self.one = dense(rng, 32, 32)
+        self.two = dense(rng, 64, 32, 2)
         self.scale = np.ones(32, np.float32)
         self.x, self.n, self.y, self.z = (self.builder.buffer(name, 32) for name in "xnyz")
         self.gate_up = self.builder.buffer("gate_up", 64)
@@ -183,12 +181,8 @@ class Bench:
 
     def program(self, *ops: Op) -> Program:
         """The ops between one that writes x and one that reads it."""
-        logits = self.builder.buffer("logits", 32, "logits")
-        chosen = self.builder.buffer("chosen", 32, "logits")
-        return Program(
-            (Embed(self.one, self.x), *ops, Gather(self.x, chosen), Linear(chosen, self.one, logits)),
-            tuple(self.builder.buffers), self.builder.kv, logits,
-        )  # fmt: skip
+        self.builder.ops = [Embed(self.one, self.x), *ops]
+        return with_logits(self.builder, self.x, self.one)
 
 
 def view(buffer: Buffer) -> View:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fakes.programs import dense
 from sayfa.base.errors import ModelError
 from sayfa.nn.program.program import (
     ActMul,
@@ -20,12 +21,10 @@ from sayfa.nn.program.program import (
     Rope,
     RopeTable,
     View,
-    Weight,
-    WeightPiece,
 )
 
 WIDTH = 32
-SQUARE = Weight((WeightPiece("w", WIDTH, WIDTH, "F32", np.zeros(4 * WIDTH * WIDTH, np.uint8)),))
+SQUARE = dense(np.random.default_rng(0), WIDTH, WIDTH)
 ONES = np.ones(WIDTH, np.float32)
 TURN = RopeTable(np.ones((1, 8), np.float32), np.zeros((1, 8), np.float32), "half")
 
