@@ -265,8 +265,13 @@ class World:
             assert num_scored <= self.limits.max_scored, "more positions are scored than may be"
 
     def _check_lead(self, plan: SchedulerOutput) -> None:
-        """The first in the queue's order of those whose tokens are not all computed gets ahead, whoever is beside."""
-        prompts = [s for s in self.scheduler._roster.running if s.computed < max(s.num_prompt, len(s.tokens) - 1)]
+        """The first in the queue's order of those whose tokens are not all computed gets ahead, whoever is beside.
+
+        Who has just come in is one of them, even if pages hold all its tokens but the last.
+        """
+        new = {new.row for new in plan.new}
+        running = self.scheduler._roster.running
+        prompts = [s for s in running if s.row in new or s.computed < max(s.num_prompt, len(s.tokens) - 1)]
         if prompts:
             lead = min(prompts, key=place)
             assert lead.row in {row.row for row in plan.rows}, f"{lead.id} leads, but nothing of it is computed"
