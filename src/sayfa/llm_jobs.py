@@ -1,16 +1,17 @@
 """Jobs of the offline door: what one prompt asks of the engine, what came back of it so far, and what its caller gets.
 
-Called by `llm`, which gives the records their public names. Knows one request at a time, and no engine.
+Called by `llm`, which gives the records their public names. Knows one request at a time, and no engine. An answer grows
+by the server's own rules (`server.answer`), so that the same wishes give the same text and log-probabilities.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from sayfa.base.messages import EngineOutput, Request
 from sayfa.base.sampling_params import SamplingParams
 from sayfa.base.step import TokenLogprobs
-from sayfa.text.detokenizer import Detokenizer
+from sayfa.server.answer import Branch
 from sayfa.text.tokenizer import Tokenizer
 
 
@@ -36,7 +37,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """One answer to a prompt.
 
     finish_reason: "stop" (end token or stop string), "length", "deadline" or "error" (then `error` is a sentence).
-    stop_reason: the stop string, or the id of the token, that ended it.
+    stop_reason: the stop string, or the id of the token, that ended it. token_ids: all that were drawn, those of a stop
+    string included; logprobs: of the tokens that begin in the text.
     """
 
     index: int
@@ -63,37 +65,29 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
         return self.outputs[0].text
 
 
-class _Branch:
+class _Growing:
     """One answer in the making."""
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
-        self.detokenizer = Detokenizer(
-            tokenizer,
-            params.stop,
-            params.include_stop_str_in_output,
-            params.skip_special_tokens,
-            min_tokens=params.min_tokens,
-        )
+    def __init__(self, index: int, tokenizer: Tokenizer, params: SamplingParams) -> None:
+        self.text = ""
         self.token_ids: list[int] = []
-        self.logprobs: list[TokenLogprobs] = []
-        self.last: EngineOutput | None = None
-        self.stop_string: str | None = None
+        self.logprobs: list[tuple[int, TokenLogprobs]] = []
+        self.stop_reason: str | int | None = None
+        self.error: str | None = None
+        self._branch = Branch(index, tokenizer, params, wants_entries=params.logprobs is not None)
 
     @property
-    def done(self) -> bool:
-        return self.last is not None or self.stop_string is not None
+    def finish(self) -> str | None:
+        """How it ended; None while it grows."""
+        return self._branch.finish
 
     def take(self, output: EngineOutput) -> None:
-        for index, token in enumerate(output.tokens):
-            if self.stop_string is not None:
-                return
-            self.token_ids.append(token)
-            self.logprobs += output.logprobs[index : index + 1]
-            self.detokenizer.push([token], output.finish is not None and index + 1 == len(output.tokens))
-            self.stop_string = self.detokenizer.stop_string
-        if output.finish is not None and self.stop_string is None:
-            self.detokenizer.push([], True)
-            self.last = output
+        piece = self._branch.push(output)
+        self.text += piece.text
+        self.token_ids += piece.tokens
+        self.logprobs += [(entry.token, entry.logprobs) for entry in piece.entries if entry.logprobs is not None]
+        self.stop_reason = self._branch.stop_string or output.stop_token
+        self.error = output.error
 
 
 class Refused:
@@ -118,7 +112,7 @@ class Job:
         self._prompt = prompt
         self._ids = ids
         self._params = params
-        self._branches = [_Branch(tokenizer, params) for _ in range(params.n)]
+        self._branches = [_Growing(index, tokenizer, params) for index in range(params.n)]
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._num_cached = 0
 
@@ -132,23 +126,23 @@ class Job:
         self._prompt_logprobs += output.prompt_logprobs
         self._num_cached = max(self._num_cached, output.num_cached)
         branch = self._branches[output.branch]
-        if not branch.done:
+        if branch.finish is None:
             branch.take(output)
         return self.done
 
     @property
     def done(self) -> bool:
         """Whether all branches are done."""
-        return all(branch.done for branch in self._branches)
+        return all(branch.finish is not None for branch in self._branches)
 
     def stopped(self, output: EngineOutput) -> bool:
         """Whether a stop string has ended this output's branch while the engine goes on with it."""
-        return output.finish is None and self._branches[output.branch].stop_string is not None
+        return output.finish is None and self._branches[output.branch].finish is not None
 
     @property
     def text(self) -> str:
         """The first answer's text so far."""
-        return self._branches[0].detokenizer.text
+        return self._branches[0].text
 
     def result(self) -> RequestOutput:
         """Put together what came."""
@@ -160,26 +154,24 @@ class Job:
         )
         scored = None
         if self._params.prompt_logprobs is not None:
-            scored = list(self._choices(self._ids[1:], self._prompt_logprobs))
+            scored = list(self._choices(zip(self._ids[1:], self._prompt_logprobs, strict=False)))
         return RequestOutput(
             prompt=self._prompt, prompt_token_ids=self._ids, outputs=answers, usage=usage, prompt_logprobs=scored
         )
 
-    def _answer(self, index: int, branch: _Branch) -> Answer:
-        last = branch.last
-        reason: str = "stop" if branch.stop_string is not None or last is None or last.finish is None else last.finish
+    def _answer(self, index: int, branch: _Growing) -> Answer:
         return Answer(
             index=index,
-            text=branch.detokenizer.text,
+            text=branch.text,
             token_ids=branch.token_ids,
-            finish_reason=reason,
-            stop_reason=branch.stop_string if last is None else last.stop_token,
-            logprobs=None if self._params.logprobs is None else list(self._choices(branch.token_ids, branch.logprobs)),
-            error=None if last is None else last.error,
+            finish_reason=branch.finish or "stop",
+            stop_reason=branch.stop_reason,
+            logprobs=None if self._params.logprobs is None else list(self._choices(branch.logprobs)),
+            error=branch.error,
         )
 
-    def _choices(self, ids: list[int], scores: list[TokenLogprobs]) -> Iterator[TokenChoice]:
+    def _choices(self, scored: Iterable[tuple[int, TokenLogprobs]]) -> Iterator[TokenChoice]:
         text = self._tokenizer.token_text
-        for token, score in zip(ids, scores, strict=False):
+        for token, score in scored:
             top = [(other, text(other), value) for other, value in zip(score.top_ids, score.top_logprobs, strict=True)]
             yield TokenChoice(token, text(token), score.logprob, score.rank, top)

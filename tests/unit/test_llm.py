@@ -77,6 +77,21 @@ def test_logprobs_name_each_token_of_the_answer(llm):
     assert [choice.token_id for choice in answer.prompt_logprobs] == answer.prompt_token_ids[1:]
 
 
+@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("include", [False, True])
+def test_only_tokens_that_begin_in_the_text_have_logprobs_where_a_stop_string_cut_it(llm, length, include):
+    fields = {"temperature": 1.0, "seed": 5, "max_tokens": 40, "ignore_eos": True, "logprobs": 1}
+    [free] = llm.generate("x", SamplingParams(**fields))[0].outputs
+    stop = free.text[4 : 4 + length]
+    [cut] = llm.generate("x", SamplingParams(**fields, stop=[stop], include_stop_str_in_output=include))[0].outputs
+    assert cut.stop_reason == stop
+    assert cut.token_ids == free.token_ids[: len(cut.token_ids)]
+    starts = [len(llm.tokenizer.decode(cut.token_ids[:i])) for i in range(len(cut.token_ids))]
+    told = [choice for choice, start in zip(free.logprobs, starts, strict=False) if start < len(cut.text)]
+    assert cut.logprobs == told
+    assert include == (len(told) == len(cut.token_ids))
+
+
 def test_chat_is_the_template_then_generate(llm):
     messages = [{"role": "user", "content": "hi"}]
     wish = SamplingParams(temperature=0.0, max_tokens=8)

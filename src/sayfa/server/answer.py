@@ -1,7 +1,7 @@
 """One answer growing: tokens of one branch become text, log-probabilities and an end.
 
-Called by `generate`, once for each engine output. Streamed and plain responses are both made of the pieces that come
-out here, so they cannot differ. Knows no HTTP and no response format.
+Called by `generate`, and by `llm_jobs` offline, once for each engine output. Streamed and plain responses are both made
+of the pieces that come out here, so they cannot differ. Knows no HTTP and no response format.
 
 Rules:
 1. A token's offset is the number of characters of the whole text that were complete before it (parts of one character
@@ -82,6 +82,11 @@ class Branch:
             self._take(tokens, output.logprobs, before)
             entries = self._tell(everything=self.finish is not None and not stopped)
         return Piece(self.index, text, tokens, entries, self.finish)
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended it, if one did."""
+        return self._detokenizer.stop_string
 
     @property
     def mean_logprob(self) -> float:
