@@ -5,6 +5,7 @@ Importing this file loads neither numpy nor torch: the engine is imported when a
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -75,12 +76,12 @@ class LLM:
 
         prompts: a text, a sequence of whole numbers (one prompt of ids), or a sequence of such texts and sequences.
         params: one for all, or one for each. on_progress: called with (prompts done, all) after each that is done. A
-        request that cannot be served raises InvalidRequest before any work or, with errors="return", has an `error`
-        in its output as one that fails later does; the others are served.
+        request that cannot be served raises InvalidRequest before any work, and one that the engine fails EngineError,
+        which ends the others; with errors="return" either has an `error` in its output, and the others are served.
         """
         numbered = enumerate(_pair(_as_list(prompts), params))
         jobs = [self._checked(partial(self._prompt_job, f"prompt {i}", *pair), errors) for i, pair in numbered]
-        return self._run(jobs, on_progress)
+        return self._run(jobs, on_progress, errors)
 
     def chat(
         self,
@@ -100,11 +101,12 @@ class LLM:
             )
         conversations = [messages] if messages and isinstance(messages[0], dict) else messages
         pairs = _pair(list(conversations), params)
-        return self._run([self._checked(partial(self._chat_job, *pair), errors) for pair in pairs], on_progress)
+        jobs = [self._checked(partial(self._chat_job, *pair), errors) for pair in pairs]
+        return self._run(jobs, on_progress, errors)
 
     def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Iterator[str]:
         """Answer one conversation, yielding the text as it comes (of the first answer). Leaving early ends the
-        request.
+        request. Raises EngineError, after what came, if the engine fails it.
         """
         [(messages, params)] = _pair([messages], params)
         job = self._chat_job(messages, params)
@@ -118,6 +120,8 @@ class LLM:
                 if len(text) > given:
                     yield text[given:]
                     given = len(text)
+                elif job.failure is not None:
+                    raise job.failure
                 elif job.done:
                     return
                 else:
@@ -159,9 +163,9 @@ class LLM:
         return f"offline-{self._num_requests}"
 
     def _run(
-        self, jobs: Sequence[Job | Refused], on_progress: Callable[[int, int], None] | None
+        self, jobs: Sequence[Job | Refused], on_progress: Callable[[int, int], None] | None, errors: OnError
     ) -> list[RequestOutput]:
-        """Feed the jobs as the engine has room, step until all are done."""
+        """Feed the jobs as the engine has room, step until all are done or, with errors="raise", one has failed."""
         waiting = [job for job in reversed(jobs) if isinstance(job, Job)]
         mine: dict[str, Job] = {}
         num_done = len(jobs) - len(waiting)
@@ -171,7 +175,9 @@ class LLM:
                 if not any(job.done for job in mine.values()):
                     self._open.step()
                 for request_id in [name for name, job in mine.items() if job.done]:
-                    del mine[request_id]
+                    failure = mine.pop(request_id).failure
+                    if failure is not None and errors == "raise":
+                        raise failure
                     num_done += 1
                     if on_progress is not None:
                         on_progress(num_done, len(jobs))
@@ -240,7 +246,8 @@ class _OpenJobs:
             self._jobs.pop(request_id, None)
         self._left += ids
         if not self._at_work:
-            self._free()
+            with suppress(Exception):  # it would hide the caller's own error; a lost engine tells the next call, too
+                self._free()
 
     def _give(self, output: EngineOutput) -> None:
         job = self._jobs.get(output.id)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from sayfa.base.errors import EngineError
 from sayfa.base.messages import EngineOutput, Request
 from sayfa.base.sampling_params import SamplingParams
 from sayfa.base.step import TokenLogprobs
@@ -36,7 +37,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """One answer to a prompt.
 
-    finish_reason: "stop" (end token or stop string), "length", "deadline" or "error" (then `error` is a sentence).
+    finish_reason: "stop" (end token or stop string) or "length"; with any other it is not whole, and `error` says why.
     stop_reason: the stop string, or the id of the token, that ended it. token_ids: all that were drawn, those of a stop
     string included; logprobs: of the tokens that begin in the text.
     """
@@ -73,7 +74,7 @@ class _Growing:
         self.token_ids: list[int] = []
         self.logprobs: list[tuple[int, TokenLogprobs]] = []
         self.stop_reason: str | int | None = None
-        self.error: str | None = None
+        self.failure: EngineError | None = None
         self._branch = Branch(index, tokenizer, params, wants_entries=params.logprobs is not None)
 
     @property
@@ -87,7 +88,9 @@ class _Growing:
         self.token_ids += piece.tokens
         self.logprobs += [(entry.token, entry.logprobs) for entry in piece.entries if entry.logprobs is not None]
         self.stop_reason = self._branch.stop_string or output.stop_token
-        self.error = output.error
+        if piece.finish not in (None, "stop", "length"):
+            sentence = output.error or f"the engine ended this answer before it was whole ({piece.finish})"
+            self.failure = EngineError(sentence, code=output.error_code or piece.finish)
 
 
 class Refused:
@@ -140,6 +143,11 @@ class Job:
         return output.finish is None and self._branches[output.branch].finish is not None
 
     @property
+    def failure(self) -> EngineError | None:
+        """Why the engine failed the request; None if it did not, or not yet."""
+        return next((branch.failure for branch in self._branches if branch.failure is not None), None)
+
+    @property
     def text(self) -> str:
         """The first answer's text so far."""
         return self._branches[0].text
@@ -167,7 +175,7 @@ class Job:
             finish_reason=branch.finish or "stop",
             stop_reason=branch.stop_reason,
             logprobs=None if self._params.logprobs is None else list(self._choices(branch.logprobs)),
-            error=branch.error,
+            error=None if branch.failure is None else branch.failure.message,
         )
 
     def _choices(self, scored: Iterable[tuple[int, TokenLogprobs]]) -> Iterator[TokenChoice]:
