@@ -53,22 +53,32 @@ def run_generate(
         raise ConfigError("nothing to do: give prompts with -p, or a JSONL file")
     model = make_llm(settings)
     results = answer_all(model, tasks)
+    code = 0
     if output is not None:
         try:
             write_output(output, (_lines(results, "utf-8") + "\n").encode())
         except ConfigError as error:
             print(_lines(results, sys.stdout.encoding))
             print(f"sayfa: error: {error}; the results are on standard output", file=sys.stderr)
-            return 1
+            code = 1
     elif file is not None:
         print(_lines(results, sys.stdout.encoding))
     else:
         text = "\n\n".join(result["text"] for result in results)
         print(text.encode(sys.stdout.encoding, "backslashreplace").decode(sys.stdout.encoding))
-    for result in results:
-        if "error" in result:
-            print(f"sayfa: prompt {result['index']}: {result['error']}", file=sys.stderr)
-    return int(any("error" in result for result in results))
+    for failure in (failure for result in results for failure in _failures(result)):
+        print(f"sayfa: {failure}", file=sys.stderr)
+        code = 1
+    return code
+
+
+def _failures(result: dict[str, Any]) -> list[str]:
+    """A sentence for each of a prompt's answers that failed."""
+    place = f"prompt {result['index']}"
+    if "choices" not in result:
+        return [f"{place}: {result['error']}"] if "error" in result else []
+    failed = [answer for answer in result["choices"] if "error" in answer]
+    return [f"{place}, answer {answer['index']}: {answer['error']}" for answer in failed]
 
 
 def _lines(results: list[dict[str, Any]], encoding: str) -> str:

@@ -98,6 +98,27 @@ class FakeModel:
         return RequestOutput(prompt=text, prompt_token_ids=[1], outputs=[answer], usage=usage)
 
 
+@pytest.mark.parametrize("broken", [(), (0,), (1,), (0, 2)])
+@pytest.mark.parametrize("way", ["prompt", "file", "output"])
+def test_each_answer_that_failed_is_in_the_exit_code_and_on_stderr(tmp_path, monkeypatch, capsys, broken, way):
+    class Several(FakeModel):
+        def _output(self, text, errors):
+            said = {"finish_reason": "error", "error": "broken"}
+            answers = [
+                Answer(index=i, text="x", token_ids=[1], **(said if i in broken else {"finish_reason": "stop"}))
+                for i in range(3)
+            ]
+            return msgspec.structs.replace(super()._output(text, errors), outputs=answers)
+
+    file = tmp_path / "in.jsonl"
+    file.write_text('{"prompt": "a", "n": 3}')
+    monkeypatch.setattr(offline.log, "setup", lambda *level: None)
+    monkeypatch.setattr(offline, "make_llm", lambda settings: Several())
+    given = (["a"], None, None) if way == "prompt" else ([], file, tmp_path / "out" if way == "output" else None)
+    assert offline.run_generate(None, *given, {}) == int(bool(broken))
+    assert capsys.readouterr().err == "".join(f"sayfa: prompt 0, answer {i}: broken\n" for i in broken)
+
+
 def test_results_keep_the_order_and_a_prompt_that_cannot_be_served_does_not_stop_the_others(tmp_path):
     chat = {"messages": [{"role": "user", "content": "c"}], "custom_id": "mine"}
     long = {"messages": [{"role": "user", "content": "x" * 10}]}
