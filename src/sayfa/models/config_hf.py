@@ -18,7 +18,7 @@ _ARCHITECTURES = {
     "llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3",
     "gemma3": "gemma3", "gemma3_text": "gemma3",
 }  # fmt: skip
-_ROPE_TYPES = ("default", "none", "linear", "llama3")
+_ROPE_TYPES = ("default", "linear", "llama3")
 _ACTIVATIONS: dict[str, Literal["silu", "gelu_tanh"]] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 # The text part of a larger Gemma 3 is stored as what differs from these.
 _GEMMA_TEXT_DEFAULTS = {
@@ -198,7 +198,7 @@ def _rope(part: Facts, head_dim: int, theta: float, original_at: Facts) -> RopeC
     if kind not in _ROPE_TYPES:
         raise part.error(field, f"is {kind!r}; known rope scalings: {', '.join(_ROPE_TYPES)}")
     theta = part.number("rope_theta", THETA, theta)
-    if kind not in ("linear", "llama3"):
+    if kind == "default":
         return RopeConfig(theta=theta, rotary_dim=head_dim)
     factor = part.number("factor", FACTOR)
     if kind == "linear":

@@ -115,6 +115,8 @@ def test_a_larger_gemma_states_only_what_differs_from_the_familys_defaults(tmp_p
         ({"rope_theta": 10**400}, "rope_theta is 1000"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'; known rope scalings: default.*llama3"),
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "'dynamic'; known rope scalings"),
+        ({"rope_scaling": {"rope_type": "none"}}, "rope_type is 'none'; known rope scalings: default, linear, llama3"),
+        ({"rope_parameters": {"type": "none"}}, "type is 'none'; known rope scalings: default, linear, llama3"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor is 0"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is missing"),
