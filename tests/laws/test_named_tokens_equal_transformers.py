@@ -9,6 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import AutoTokenizer
 
 from fakes.tokenizers import save_folder
+from sayfa.text.chat_template import load_chat_template
 from sayfa.text.tokenizer import load_tokenizer
 
 SPELLINGS = ["<s>", "</s>", "<|a|>", "<|b|>", "<X>", "<x>", "[PAD]", "<q>", "<image>"]
@@ -35,6 +36,9 @@ def typed(text: str, **flags: bool) -> dict[str, Any]:
     return {"__type": "AddedToken", "content": text, **flags}
 
 
+NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "image", "q")
+SHOWS_ALL = " ".join(f"{name}: {{{{ {name}_token }}}}" for name in NAMES)
+CHAT = [{"role": "user", "content": "hi"}]
 X = {"content": "<x>", "special": True, "normalized": False, "single_word": False}
 BOTH_STRIP = {"lstrip": True, "rstrip": True}
 CASES: dict[str, tuple[Tokenizer, dict[str, Any], dict[str, Any]]] = {
@@ -88,8 +92,9 @@ def test_tokens_of_the_files_beside_are_read_as_transformers_reads_them(case: st
     backend, config, files = CASES[case]
     save_folder(tmp_path, backend, NONE | config, **{f"{name}_json": content for name, content in files.items()})
     ours, oracle = load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(str(tmp_path))
-    named = {name: text for name in ours.special_tokens if (text := getattr(oracle, name)) is not None}
-    assert ours.special_tokens == named
+    assert ours.special_tokens == oracle.special_tokens_map
+    theirs = oracle.apply_chat_template(CHAT, chat_template=SHOWS_ALL, tokenize=False)
+    assert load_chat_template(ours, SHOWS_ALL).render(CHAT).text == theirs
     assert ours.bos_id == oracle.bos_token_id
     assert ours.eos_ids == frozenset([oracle.eos_token_id]) - {None}
     special = {index for index, token in oracle.added_tokens_decoder.items() if token.special}

@@ -79,7 +79,7 @@ class ChatTemplate:
         self._sandbox = Sandbox(now or (lambda: datetime.now().astimezone()))
         try:
             tree = self._sandbox.parse(source)
-            self.options = frozenset(meta.find_undeclared_variables(tree) - _RESERVED)
+            self.options = frozenset(meta.find_undeclared_variables(tree) - _RESERVED - self._special.keys())
             self._template = self._sandbox.from_string(source)
             self._wants_parts, self._knows_text = self._probed_forms() or _content_forms(tree)
         except jinja2.TemplateError as error:
@@ -147,14 +147,14 @@ class ChatTemplate:
         current = self._sandbox.current
         current.value, current.mark = budget, mark
         try:
-            return self._template.render(
-                **self._special,
+            return self._template.render({
+                **self._special,  # first: a model's files may give a token any name
                 **data["options"],
-                messages=data["messages"],
-                tools=data["tools"],
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-            )
+                "messages": data["messages"],
+                "tools": data["tools"],
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+            })  # fmt: skip
         finally:
             current.value, current.mark = None, ""
 

@@ -13,7 +13,7 @@ class TokenizerFacts:
     tokens: each id's spelling in the vocabulary's own alphabet; ids that do not exist have an empty one.
     prefix_ids, suffix_ids: what is put around a raw text when special tokens are asked for (BOS, EOS, or nothing).
     eos_ids: each of them ends an answer. special_ids: control tokens, hidden from answers.
-    special_tokens: `bos_token`, `eos_token`, ... by name, as chat templates want them.
+    special_tokens: `bos_token`, `eos_token`, and all others that have names, as chat templates want them.
     """
 
     tokens: tuple[str, ...]

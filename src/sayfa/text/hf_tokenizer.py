@@ -21,7 +21,6 @@ MAX_TEMPLATE_BYTES = 1 << 20
 MAX_TOKENS = 4_000_000
 MAX_UNUSED_IDS = 100_000
 """Ids below the highest that no token has; each costs memory all the same, and a file of some KB could name any."""
-_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 def build_from_folder(folder: Path) -> tuple[Tokenizer, TokenizerFacts]:
@@ -32,8 +31,7 @@ def build_from_folder(folder: Path) -> tuple[Tokenizer, TokenizerFacts]:
     tokens = named_tokens(config, special_map, added_file, backend.get_added_tokens_decoder())
     backend.add_tokens(tokens.to_add)
     _refuse_shared_ids(backend)
-    named = {name: text for name, text in tokens.by_name.items() if name in _NAMES}
-    ids = {name: index for name, text in named.items() if (index := backend.token_to_id(text)) is not None}
+    ids = {name: index for name, text in tokens.by_name.items() if (index := backend.token_to_id(text)) is not None}
     added = backend.get_added_tokens_decoder()
     special = {index for index, token in added.items() if token.special or token.content in tokens.control}
     eos_ids = _end_ids(folder, backend) | {index for name, index in ids.items() if name == "eos_token"}
@@ -46,7 +44,7 @@ def build_from_folder(folder: Path) -> tuple[Tokenizer, TokenizerFacts]:
         bos_id=ids.get("bos_token"),
         eos_ids=frozenset(eos_ids),
         special_ids=frozenset(special | eos_ids),
-        special_tokens=named,
+        special_tokens=tokens.by_name,
         chat_template=_chat_template(folder, config),
     )
 

@@ -64,7 +64,7 @@ class Tokenizer:
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """`bos_token`, `eos_token`, `unk_token`, `pad_token` by name, as far as the model has them."""
+        """`bos_token`, `eos_token` and all others that the model's files give a name, by name."""
         return dict(self._facts.special_tokens)
 
     @property

@@ -172,6 +172,13 @@ def test_other_options_are_refused_with_the_known_names(name: Any) -> None:
         ChatTemplate(QWEN).render([USER], options={name: True})
 
 
+def test_a_token_that_has_a_name_is_no_option_and_takes_no_variables_place() -> None:
+    source = "{{ image_token }}{{ messages[0].content }}{{ thinking }}"
+    template = ChatTemplate(source, {"image_token": "<image>", "messages": "<m>", "self": "<s>"})
+    assert template.options == {"thinking"}
+    assert template.render([USER], options={"thinking": 1}).text == f"<image>{USER['content']}1"
+
+
 @pytest.mark.parametrize("value", [[], {}, math.nan, math.inf, 2**60, "x" * 5000, b"x", object()])
 def test_options_are_plain_values(value: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"chat_template_kwargs\.enable_thinking"):
