@@ -27,6 +27,7 @@ def build_from_folder(folder: Path) -> tuple[Tokenizer, TokenizerFacts]:
     """Load the tokenizer; raise ModelError naming the file that is absent or wrong."""
     backend = _read_backend(folder)
     config = _optional(folder, "tokenizer_config.json")
+    _refuse_split(config)
     special_map, added_file = _optional(folder, "special_tokens_map.json"), _optional(folder, "added_tokens.json")
     tokens = named_tokens(config, special_map, added_file, backend.get_added_tokens_decoder())
     backend.add_tokens(tokens.to_add)
@@ -74,6 +75,15 @@ def _read_backend(folder: Path) -> Tokenizer:
 
 def _optional(folder: Path, name: str) -> dict[str, Any]:
     return read_json_object(folder / name) if (folder / name).is_file() else {}
+
+
+def _refuse_split(config: dict[str, Any]) -> None:
+    split = config.get("split_special_tokens")
+    if split not in (None, False):
+        raise ModelError(
+            f"tokenizer_config.json: `split_special_tokens` is {split!r:.60}: control tokens, also those of the chat "
+            "template, would be plain text, which is not served; set it to false if the model knows them as tokens."
+        )
 
 
 def _refuse_shared_ids(backend: Tokenizer) -> None:

@@ -161,6 +161,17 @@ def test_an_added_token_with_the_number_of_another_is_refused(tmp_path: Path) ->
         load_tokenizer(save_folder(tmp_path, backend, config))
 
 
+@pytest.mark.parametrize("value", [None, False, True, "yes", 1, [0]])
+def test_a_folder_whose_control_tokens_are_to_be_split_is_refused(tmp_path: Path, value: Any) -> None:
+    """transformers would cut up the chat template's own control tokens, too."""
+    folder = save_folder(tmp_path, byte_level(), {"split_special_tokens": value})
+    if not value:
+        assert load_tokenizer(folder).vocab_size == 450
+    else:
+        with pytest.raises(ModelError, match=r"tokenizer_config\.json: `split_special_tokens` is .*set it to false"):
+            load_tokenizer(folder)
+
+
 def test_odd_tokens_beside_a_tokenizer_are_passed_over(tmp_path: Path) -> None:
     files = {
         "special_tokens_map_json": {
