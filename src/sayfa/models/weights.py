@@ -75,10 +75,17 @@ class Weights:
         """The language-model head [V, H]; the embedding itself where the two are tied.
 
         A file may say that they are tied and hold a head all the same: one with other numbers is used, as transformers
-        does, and a copy of the embedding is not kept twice.
+        does, and a copy of the embedding is not kept twice. A head that is neither stored nor tied is refused, where
+        transformers draws a random one and warns.
         """
-        if self._config.tie_embeddings and self._name("head", None) not in self._names:
-            return self.matrix("embedding")
+        name = self._name("head", None)
+        if name not in self._names:
+            if self._config.tie_embeddings:
+                return self.matrix("embedding")
+            raise ModelError(
+                f"{self._config.name}: the head {name!r} is missing from the weight files, and config.json does not "
+                "say `tie_word_embeddings: true`; say so if the embedding is the head, else add the file that holds it"
+            )
         head = self._piece("head", None)
         if self._config.tie_embeddings and _are_same(head, self._piece("embedding", None)):
             return self.matrix("embedding")

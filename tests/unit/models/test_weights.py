@@ -100,6 +100,17 @@ def test_a_stored_copy_of_a_tied_embedding_is_not_kept_twice_and_another_head_is
         load(folder)
 
 
+def test_a_head_that_is_neither_stored_nor_tied_is_refused_with_the_way_out(folder):
+    """transformers gives the model a random head, and a warning."""
+    change(folder, lambda tensors: tensors.pop("lm_head.weight"))
+    words = r"head 'lm_head\.weight' is missing .* `tie_word_embeddings: true`; say so if .* add the file"
+    with pytest.raises(ModelError, match=words):
+        load(folder)
+    facts = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**facts, "tie_word_embeddings": True}))
+    assert heads_name(load(folder)) == "model.embed_tokens.weight"
+
+
 def heads_name(program):
     return [op.weight for op in program.ops if isinstance(op, Linear)][-1].pieces[0].name
 
