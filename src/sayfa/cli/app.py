@@ -83,10 +83,10 @@ def generate(
 ) -> int:
     """Answer prompts without a server, many at a time.
 
-    A line of the file may hold `id` or `custom_id`, which its result repeats, and all sampling fields of the API under
-    their names; `logprobs` is a number, how many alternatives. A result has `index`, `text`, `finish_reason`, `usage`,
-    `error` if it failed, and what was asked for: `logprobs` as in chat, `prompt_logprobs` as in the API, and with `n`
-    above 1 all answers in `choices`.
+    A line of the file may hold `id` or `custom_id`, which its result has as `id`, and all sampling fields of the
+    completions API; `logprobs` is a number, how many alternatives. A result has `index`, `text`, `finish_reason`,
+    `usage`, `error` if it failed, and what was asked for: `logprobs` as in chat, `prompt_logprobs` as in the API, and
+    with `n` above 1 all answers in `choices`.
     """
     from sayfa.cli.offline import run_generate
     from sayfa.cli.options import settings_from

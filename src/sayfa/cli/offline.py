@@ -29,6 +29,7 @@ MAX_LINE_BYTES = 16 << 20
 _PARAMS = {field.name for field in msgspec.structs.fields(SamplingParams)} - {"eos_token_ids"}
 Progress: TypeAlias = Callable[[int, int], None]
 _OWN = ("prompt", "messages", "id", "custom_id")
+_CHAT_NAMES = {"max_completion_tokens": "max_tokens", "top_logprobs": "logprobs"}
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,18 +127,26 @@ def read_tasks(file: Path, wishes: dict[str, Any]) -> list[Task]:
 
 
 def _task(value: Any, wishes: dict[str, Any], where: str) -> Task:
-    """One task from a JSON value; the line's own fields win over the command's."""
+    """One task from a JSON value; the line's own fields win over the command's.
+
+    Fields have the names and forms of the completions API, where null is a field left out; only a `max_tokens` of null
+    is one: up to the end of the context.
+    """
     fields = {"prompt": value} if isinstance(value, str) else value
     if not isinstance(fields, dict):
         raise ConfigError(f"{where}: holds neither text nor an object")
     known = _PARAMS | set(_OWN)
     for name in fields:
         if name not in known:
-            raise ConfigError(f"{where}: unknown field {name!r}{nearest(name, known)}")
+            hint = f"; here it is `{_CHAT_NAMES[name]}`" if name in _CHAT_NAMES else nearest(name, known)
+            raise ConfigError(f"{where}: unknown field {name!r}{hint}")
     prompt, messages = fields.get("prompt"), fields.get("messages")
     if (prompt is None) == (messages is None):
         raise ConfigError(f"{where}: needs `prompt` or `messages`, and not both")
-    params = {**wishes, **{name: item for name, item in fields.items() if name in _PARAMS}}
+    if isinstance(fields.get("logprobs"), bool):
+        raise ConfigError(f"{where}: `logprobs` is true or false; here it is a number, how many alternatives (0: none)")
+    stated = _PARAMS & {name for name, item in fields.items() if item is not None or name == "max_tokens"}
+    params = {**wishes, **{name: fields[name] for name in stated}}
     try:
         task = msgspec.convert({"prompt": prompt, "messages": messages, "params": params}, Task, str_keys=True)
         task.params.check()

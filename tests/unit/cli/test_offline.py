@@ -36,6 +36,9 @@ def test_lines_may_be_text_prompts_or_conversations(tmp_path):
     [
         ("{", "not JSON"), ("3", "neither text"), ({"promt": "x"}, "did you mean 'prompt'"), ({}, "needs `prompt`"),
         ({"prompt": "a", "messages": []}, "not both"), ({"prompt": 3}, "Expected"), ({"prompt": "a", "n": 0}, "`n`"),
+        ({"prompt": "a", "max_completion_tokens": 3}, "here it is `max_tokens`"),
+        ({"prompt": "a", "logprobs": 1, "top_logprobs": 2}, "here it is `logprobs`"),
+        ({"prompt": "a", "logprobs": True}, "`logprobs` is true or false; here it is a number"),
         ({"prompt": "a", "temperature": "hot"}, "Expected"), ({"prompt": "a", "eos_token_ids": [1]}, "unknown field"),
     ],
 )  # fmt: skip
@@ -172,6 +175,12 @@ def test_sampling_fields_are_written_as_in_the_api(tmp_path):
     [task] = tasks_of(tmp_path, {"prompt": "p", "stop": "is", "logit_bias": {"5": 1, "260": -2.5}})
     assert task.params.stop == ["is"]
     assert task.params.logit_bias == {5: 1.0, 260: -2.5}
+
+
+def test_null_is_a_field_left_out_as_in_the_api(tmp_path):
+    names = [field.name for field in msgspec.structs.fields(SamplingParams) if field.name != "eos_token_ids"]
+    nulls, plain = tasks_of(tmp_path, {"prompt": "p", **dict.fromkeys(names)}, '"p"')
+    assert nulls == msgspec.structs.replace(plain, params=msgspec.structs.replace(plain.params, max_tokens=None))
 
 
 def test_a_conversation_remembers_clears_and_survives_errors():
