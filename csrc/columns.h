@@ -5,6 +5,7 @@
 #include "half.h"
 #include "linear.h"
 #include "simd_math.h"
+#include "small_rows.h"
 
 namespace sayfa {
 namespace SAYFA_ISA {
@@ -31,6 +32,11 @@ inline F16 f_load(const void* p) {
 
 inline void f_store(float* p, F16 x) {
   for (int i = 0; i < kParts; ++i) vstore(p + i * W, x.v[i]);
+}
+
+inline F16 f_add(F16 a, F16 b) {
+  for (int i = 0; i < kParts; ++i) a.v[i] = a.v[i] + b.v[i];
+  return a;
 }
 
 inline F16 f_mul(F16 a, F16 b) {
@@ -242,6 +248,37 @@ class Walk {
   const uint8_t* high_;
   int64_t stride_;
 };
+
+// ---------------------------------------------------------------------------------------------- a tile's end
+
+// gate and up, half of the columns each.
+template <int R, int V, class Act>
+inline void put_gated(const TileOut& to, const F16 (&sums)[R][V], Act act) {
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V / 2; ++v)
+      for (int i = 0; i < kParts; ++i)
+        vstore(to.out + r * to.stride + v * 16 + i * W, act(sums[r][v].v[i]) * sums[r][V / 2 + v].v[i]);
+}
+
+template <int R, int V>
+inline void put_results(const TileOut& to, const F16 (&sums)[R][V]) {
+  if (to.epilogue == Epilogue::silu_mul) return put_gated(to, sums, silu);
+  if (to.epilogue == Epilogue::gelu_mul) return put_gated(to, sums, gelu_tanh);
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) {
+      float* at = to.out + r * to.stride + v * 16;
+      f_store(at, to.epilogue == Epilogue::add ? f_add(f_load(at), sums[r][v]) : sums[r][v]);
+    }
+}
+
+// The sums of R rows and V blocks of 16 columns, from block `first` on, of the All that the panel has, to where they go.
+template <int All, int R, int V>
+inline void put_sums(const TileOut& to, int first, const F16 (&sums)[R][V]) {
+  if constexpr (V == All)
+    if (to.out) return put_results(to, sums);
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) f_store(to.sums + (r * All + first + v) * 16, sums[r][v]);
+}
 
 // Fetches what belongs to a step along K, counted over all passes of the tile. Into the second-level cache: what comes later
 // would push out of the first what is needed now.

@@ -33,9 +33,12 @@ inline void finish_row(Epilogue epilogue, const float* sums, const float* bias, 
   }
 }
 
-// The rows of a finished tile of one panel. `sums` has all of the panel's columns for each row.
+// Result columns of a whole panel.
+int64_t panel_results(const Segment& s) { return facts(s.format).columns / (s.paired ? 2 : 1); }
+
+// The rows of a tile whose sums are in memory. `sums` has all of the panel's columns for each row.
 void finish_tile(const LinearArgs& a, const Segment& s, int64_t panel, const float* sums, int64_t first_row, int height) {
-  const int64_t columns = facts(s.format).columns, in_panel = columns / (s.paired ? 2 : 1);
+  const int64_t columns = facts(s.format).columns, in_panel = panel_results(s);
   const int64_t first = panel * in_panel, column = s.column + first;
   const int64_t width = s.columns - first < in_panel ? s.columns - first : in_panel;
   const float* bias = a.bias ? a.bias + column : nullptr;
@@ -74,6 +77,12 @@ struct Piece {
   int64_t index, count;
 };
 
+// What a tile adds to is not in the caches, which prepared rows and panels fill: it comes while the tile is multiplied.
+void fetch_rows(const float* first, int64_t stride, int rows, int64_t width) {
+  for (int r = 0; r < rows; ++r)
+    for (int64_t i = 0; i < width; i += 16) __builtin_prefetch(first + r * stride + i, 1, 3);
+}
+
 // A piece of the tiles, of nearly equal height, in which one panel meets all rows of a block. `next` is what this worker reads
 // after it, or null.
 void multiply_panel(const LinearArgs& a, const Segment& s, int64_t panel, const Rows& rows, Piece piece, const uint8_t* next) {
@@ -82,12 +91,19 @@ void multiply_panel(const LinearArgs& a, const Segment& s, int64_t panel, const 
   const int64_t begin = tiles * piece.index / piece.count, end = tiles * (piece.index + 1) / piece.count;
   const uint8_t* data = s.data + panel * s.bytes;
   Ahead ahead = fetched_ahead(s, data, next, end - begin, static_cast<int>(rows.count / tiles));
+  const bool is_whole = !a.bias && (panel + 1) * panel_results(s) <= s.columns;
   for (int64_t tile = begin; tile < end; ++tile, ahead.start += ahead.advance) {
     const int64_t first = rows.count * tile / tiles, last = rows.count * (tile + 1) / tiles;
     const int height = static_cast<int>(last - first);
-    const TileArgs args{data, rows.data + first * rows.stride, rows.stride, &a.input.layout, sums, ahead};
+    float* out = nullptr;
+    if (is_whole && passes_of(s.format, height) == 1) {
+      out = a.out.row(rows.first + first) + s.column + panel * panel_results(s);
+      if (a.epilogue == Epilogue::add) fetch_rows(out, a.out.stride, height, panel_results(s));
+    }
+    const TileOut to{sums, out, a.out.stride, a.epilogue};
+    const TileArgs args{data, rows.data + first * rows.stride, rows.stride, &a.input.layout, to, ahead};
     (is_float(s.format) ? float_tile(s.format, height) : int_tile(s.format, height))(args);
-    finish_tile(a, s, panel, sums, rows.first + first, height);
+    if (!out) finish_tile(a, s, panel, sums, rows.first + first, height);
   }
 }
 

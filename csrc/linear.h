@@ -111,13 +111,22 @@ struct Ahead {
   int64_t stride, lines, advance;
 };
 
-// Multiplies `rows` (at most kIntTileRows or kFloatTileRows) prepared rows by one panel. sums [rows][columns of the panel].
+// Where the sums of a tile go [rows][columns of the panel]: as they are to `sums`; or, where `out` is not null, straight from the
+// registers through the epilogue to the result, rows `stride` apart. Only a tile that passes once over its panel can do that.
+struct TileOut {
+  float* sums;
+  float* out;
+  int64_t stride;
+  Epilogue epilogue;
+};
+
+// Multiplies `rows` (at most kIntTileRows or kFloatTileRows) prepared rows by one panel.
 struct TileArgs {
   const uint8_t* panel;
   const uint8_t* rows;
   int64_t row_stride;
   const RowLayout* layout;
-  float* sums;
+  TileOut to;
   Ahead ahead;
 };
 using TileKernel = void (*)(const TileArgs&);

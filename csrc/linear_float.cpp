@@ -44,8 +44,7 @@ void tile_bf16(const TileArgs& t) {
       add_pair<R, kSides>(sum, p, x, true);
     }
     if (t.layout->k % 2) add_pair<R, kSides>(sum, p, x, false);
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < kSides; ++v) f_store(t.sums + r * 64 + (side + v) * 16, sum[r][v]);
+    put_sums<4>(t.to, side, sum);
   }
 }
 
@@ -65,8 +64,7 @@ void tile_f32(const TileArgs& t) {
         for (int v = 0; v < kSides; ++v) sum[r][v] = f_fma(f_load(p + v * 64), x, sum[r][v]);
       }
     }
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < kSides; ++v) f_store(t.sums + r * 32 + (side + v) * 16, sum[r][v]);
+    put_sums<2>(t.to, side, sum);
   }
 }
 

@@ -74,7 +74,7 @@ void tile(const TileArgs& t) {
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < kSides; ++v) {
         kept[r][v] = f_set(0.0f);
-        if (!kKeeps) f_store(t.sums + r * 32 + (side + v) * 16, kept[r][v]);
+        if (!kKeeps) f_store(t.to.sums + r * 32 + (side + v) * 16, kept[r][v]);
       }
     const uint8_t* p = t.panel;
     Walk q(t.rows + l.q, t.row_stride), facts(t.rows + (wide ? l.facts32 : l.facts16), t.row_stride);
@@ -113,7 +113,7 @@ void tile(const TileArgs& t) {
           if (kKeeps) {
             kept[r][v] = add_group<F>(kept[r][v], acc[r][v], scale, minimum, facts.row(r));
           } else {
-            float* at = t.sums + r * 32 + (side + v) * 16;
+            float* at = t.to.sums + r * 32 + (side + v) * 16;
             f_store(at, add_group<F>(f_load(at), acc[r][v], scale, minimum, facts.row(r)));
           }
         }
@@ -121,9 +121,7 @@ void tile(const TileArgs& t) {
       q.advance(S::group);
       facts.advance(sizeof(GroupFacts));
     }
-    if (kKeeps)
-      for (int r = 0; r < R; ++r)
-        for (int v = 0; v < kSides; ++v) f_store(t.sums + r * 32 + (side + v) * 16, kept[r][v]);
+    if (kKeeps) put_sums<2>(t.to, side, kept);
   }
 }
 
