@@ -12,6 +12,7 @@ import pytest
 from http_support import SayingEngine, chat_body, ids_of, serving, text_body
 from prometheus_client.parser import text_string_to_metric_families
 
+from sayfa.base.errors import EngineDead, EngineError, Overloaded, SayfaError
 from sayfa.base.log import JsonFormatter, TextFormatter
 from sayfa.base.messages import Outputs, Request, RequestAdmitted, StepStats
 from sayfa.base.metrics import CONNECTION_ENDS, ENDINGS, METRICS, REJECTIONS
@@ -272,3 +273,50 @@ async def test_a_bug_of_ours_is_told_and_logged_under_one_id(caplog: pytest.LogC
     assert "mine-8" in bug.getMessage()
     told = [vars(record)["request_id"] for record in caplog.records if record.name.startswith("sayfa.server")]
     assert told == ["mine-8", "mine-8"]
+
+
+QUOTED = "-".join(("canary", "words"))
+"""In a traceback's line of source it does not stand."""
+
+
+class BuggyEngine(SayingEngine):
+    """Behind its first output the server fails, with an exception that quotes the prompt, as does its cause."""
+
+    async def generate(self, request: Request) -> Any:
+        yield await anext(super().generate(request))
+        try:
+            raise KeyError(QUOTED)
+        except KeyError as error:
+            raise UnicodeError(QUOTED) from error
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_bug_leaves_its_traceback_once_and_no_words_of_the_caller(
+    caplog: pytest.LogCaptureFixture, path: str, streamed: bool
+) -> None:
+    """Plain and streamed: kind and place of the exception and of its cause, under the id that the client holds."""
+    async with serving(BuggyEngine()) as (client, _):
+        sent = (chat_body if path == CHAT else text_body)(stream=streamed)
+        response = await client.post(path, json=sent, headers={"x-request-id": "mine-9"})
+    assert "name the request id mine-9" in response.text
+    [bug] = [record for record in caplog.records if record.levelname == "ERROR"]
+    for form in (TextFormatter(), JsonFormatter()):
+        line = form.format(bug)
+        assert [word for word in ("mine-9", "KeyError", "UnicodeError", __file__) if word not in line] == []
+        assert QUOTED not in line
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("error", [EngineError("odd numbers"), EngineDead(), Overloaded("drained", code="draining")])
+async def test_what_was_meant_is_no_bug(caplog: pytest.LogCaptureFixture, error: SayfaError, streamed: bool) -> None:
+    """The line of the request tells it; the engine's own log has the traceback of its failure."""
+
+    class Engine(SayingEngine):
+        async def generate(self, request: Request) -> Any:
+            yield await anext(super().generate(request))
+            raise error
+
+    async with serving(Engine()) as (client, _):
+        await client.post(CHAT, json=chat_body(stream=streamed))
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []

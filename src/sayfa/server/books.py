@@ -85,7 +85,7 @@ class Record:
         self._metrics = metrics
         self._route = route
         self._tenant = tenant
-        self._request_id = request_id
+        self.request_id = request_id
         self._write_line = write_line
         self._params: SamplingParams | None = None
         self._times = Times()
@@ -147,7 +147,7 @@ class Record:
         elif isinstance(error, RequestError) and not self.usage.output:
             self.close(f"rejected:{error.code or error.kind}")
         else:
-            self.close(f"error:{to_answer(error, self._request_id).error.code}")
+            self.close(f"error:{to_answer(error, self.request_id).error.code}")
 
     def close(self, outcome: str) -> None:
         """End the books: stop, length, abort, deadline, error:CODE, or rejected:REASON."""
@@ -160,7 +160,7 @@ class Record:
         try:
             times = self._final_times(end_s)
         except Exception:  # a request without its times is still one that has ended
-            log.exception("the times of request %s could not be told", self._request_id)
+            log.exception("the times of request %s could not be told", self.request_id)
         ending, _, code = outcome.partition(":")
         if ending == "rejected":
             self._metrics.rejected(code)
@@ -199,7 +199,7 @@ class Record:
             outcome,
             self.id,
             extra={
-                "request_id": self._request_id,
+                "request_id": self.request_id,
                 "prompt": usage.prompt,
                 "cached": usage.cached,
                 "output": usage.output,

@@ -6,7 +6,6 @@ nobody caught into a 500 that says nothing of us, and closes books that were lef
 since a token passes through here. Knows no routes' meaning.
 """
 
-import logging
 import re
 from collections.abc import Sequence
 
@@ -19,9 +18,7 @@ from sayfa.base.faults import fault
 from sayfa.server.auth import Guard
 from sayfa.server.books import Record
 from sayfa.server.context import ServerContext
-from sayfa.server.errors import StatusError, error_response
-
-log = logging.getLogger("sayfa.server")
+from sayfa.server.errors import StatusError, error_response, log_bug
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 << 10
@@ -101,9 +98,8 @@ class Edge:
         except Exception as error:
             if started:
                 raise
+            log_bug(error, request_id)
             response = error_response(error, request_id)
-            if response.status_code >= 500 and response.status_code != 503:
-                log.exception("request %s failed", request_id, extra={"request_id": request_id})
             await response(scope, receive, send_with_headers)
         finally:
             record = scope.get("sayfa.record")

@@ -2,9 +2,10 @@
 
 Every error leaves as `{"error": {"message", "type", "param", "code"}}` (OpenAI's form) with JSON content type, also
 when a stream has begun (one `data:` event, then `[DONE]`). Texts are written by us: a bug of ours becomes a fixed
-sentence with the request's id, never the text of an exception.
+sentence with the request's id, never the text of an exception. The log has its traceback (`log_bug`).
 """
 
+import logging
 import zlib
 from collections.abc import Mapping
 
@@ -13,7 +14,11 @@ from starlette.responses import Response
 
 from sayfa.base.errors import EngineDead, EngineError, InvalidRequest, Overloaded, RequestError
 
+log = logging.getLogger("sayfa.server")
+
 RETRY_AFTER_S = 2
+MAX_CAUSES = 5
+"""Of a bug, how many of the exceptions behind it the log shows."""
 
 _STATUS_WORDS: dict[int, tuple[str, str, str]] = {
     400: ("invalid_request_error", "bad_request", "The request cannot be read."),
@@ -77,6 +82,26 @@ def to_answer(error: Exception, request_id: str) -> Answer:
         return Answer(500, ErrorBody(error.message, "server_error", None, error.code))
     message = f"The server failed to answer this request. If you report it, name the request id {request_id}."
     return Answer(500, ErrorBody(message, "server_error", None, "internal_error"))
+
+
+def log_bug(error: Exception, request_id: str) -> None:
+    """Write the traceback of an exception that nobody meant; one of the tree's is told in the request's line."""
+    if not isinstance(error, RequestError | EngineError):
+        told = _without_texts(error)
+        log.error("request %s failed", request_id, exc_info=told, extra={"request_id": request_id})
+
+
+def _without_texts(error: BaseException, num_causes: int = MAX_CAUSES) -> Exception:
+    """Return a stand-in with the name, frames and causes of an exception, but no text: that may quote a prompt."""
+    kind = type(error)
+    told: Exception = type(kind.__name__, (Exception,), {"__module__": kind.__module__})()
+    told.__traceback__ = error.__traceback__
+    told.__suppress_context__ = error.__suppress_context__
+    if error.__cause__ is not None and num_causes:
+        told.__cause__ = _without_texts(error.__cause__, num_causes - 1)
+    elif error.__context__ is not None and not error.__suppress_context__ and num_causes:
+        told.__context__ = _without_texts(error.__context__, num_causes - 1)
+    return told
 
 
 def _default_code(error: RequestError) -> str | None:
