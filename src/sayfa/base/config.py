@@ -159,7 +159,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_format: Literal["text", "json"] = "text"
     """text for people, json for collectors. Neither holds prompts, answers or keys."""
     log_requests: bool = True
-    """One line for each finished request: id, counts, finish, and times that add up."""
+    """One line for each finished request: id, counts, finish, and times that add up; and for what is refused at the
+    door (no key, no such route, no HTTP) up to five a second: path, code, id and address."""
     log_stats_interval: Annotated[float, Unit("seconds", 0.0, 86_400.0)] = 10.0
     """Seconds between two lines of throughput and load; nothing is written while the server is idle. 0: never."""
 

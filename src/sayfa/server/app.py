@@ -27,6 +27,7 @@ from sayfa.server.openai.chat import create_chat_completion
 from sayfa.server.openai.completions import create_completion
 from sayfa.server.openai.models import list_models, show_model
 from sayfa.server.openai.tokenize import detokenize, tokenize
+from sayfa.server.refusals import Attempt
 from sayfa.server.sse import sweep
 from sayfa.server.stats import log_stats
 from sayfa.wire.client import EngineClient
@@ -124,4 +125,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """Bring the router's own errors (404, 405) into the common form."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     headers = error.headers if isinstance(error, HTTPException) else None
-    return error_response(StatusError(status), request.scope.get("sayfa.request_id", "-"), headers)
+    refusal = StatusError(status)
+    request.app.state.context.refusals.note(Attempt.of(request.scope), refusal)
+    return error_response(refusal, request.scope.get("sayfa.request_id", "-"), headers)

@@ -6,6 +6,7 @@ runs while another one waits behind it on the same connection. Knows no routes.
 """
 
 import asyncio
+import logging
 import re
 from typing import Any
 
@@ -16,6 +17,11 @@ from sayfa.base.errors import RequestError
 from sayfa.server.edge import MAX_HEADER_BYTES, MAX_HEADERS, MAX_LINE_BYTES
 from sayfa.server.errors import StatusError, body_bytes, headers_of, to_answer
 from sayfa.server.gate import Gate
+from sayfa.server.refusals import Attempt, Refusals
+
+log = logging.getLogger("sayfa.server.connection")
+log.setLevel(logging.ERROR)
+"""In place of uvicorn's, which warns of each request that it cannot parse: a flood of them would fill the disk."""
 
 HEADER_TIME_LIMIT_S = 10.0
 MAX_SILENT_BYTES = 128 << 10
@@ -34,14 +40,20 @@ _PHRASES = {400: b"Bad Request", 408: b"Request Timeout", 414: b"URI Too Long", 
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. Subclasses have the `gate` that it must pass (see `behind`), and its `num_refused`."""
+    """One connection. Subclasses have the `gate` that it must pass (see `behind`), and its `num_refused`.
+
+    refusals: where each leaves its line.
+    """
 
     gate: Gate
+    refusals: Refusals
     num_refused = 0
     """Refused connections that are still open, of the subclass."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.logger = log
+        self.url = b""
         self._header_bytes = self._num_fields = 0
         self._refusal: RequestError | None = None
         self._header_timer: asyncio.TimerHandle | None = None
@@ -163,6 +175,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._silent_bytes = 0
         self._in_body = False
+        self.url = b""
         if self._refusal is None:
             self._end_lingering()
             super().on_message_complete()
@@ -219,6 +232,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refusal = error
         self._disarm()
         self.gate.on_refused(error.code or "other")
+        self.refusals.note(self._attempt(), error)
         if self._running is not None and self._is_busy and not self._in_body:
             (self.pipeline[0][0] if self.pipeline else self._running).keep_alive = False
             return
@@ -235,6 +249,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._linger_timer = self.loop.call_later(LINGER_S, self.transport.close)
         else:
             self.transport.close()
+
+    def _attempt(self) -> Attempt:
+        """What is known of the request that is being read; the parser knows the method of one with a target."""
+        client = self.client[0] if self.client else "-"
+        return Attempt(client, self.parser.get_method(), self.url) if self.url else Attempt(client)
 
     def _arm(self) -> None:
         self._disarm()
@@ -271,6 +290,6 @@ def _unframed(app: Any, cycle: RequestResponseCycle) -> Any:
     return answer
 
 
-def behind(gate: Gate) -> type[BoundedProtocol]:
+def behind(gate: Gate, refusals: Refusals) -> type[BoundedProtocol]:
     """The protocol class for a server whose connections pass this gate."""
-    return type("GatedProtocol", (BoundedProtocol,), {"gate": gate, "num_refused": 0})
+    return type("GatedProtocol", (BoundedProtocol,), {"gate": gate, "refusals": refusals, "num_refused": 0})

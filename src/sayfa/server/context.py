@@ -20,6 +20,7 @@ from sayfa.base.faults import fault
 from sayfa.base.messages import EngineInfo
 from sayfa.server.books import Admissions
 from sayfa.server.metrics import ServerMetrics
+from sayfa.server.refusals import Refusals
 from sayfa.server.sse import EventStream
 from sayfa.server.trust import Trust
 from sayfa.text.chat_template import ChatTemplate, load_chat_template
@@ -100,6 +101,7 @@ class ServerContext:
         self.admissions = Admissions()
         self.trust = Trust(self.clock)
         self.metrics = ServerMetrics(names[0], options.vllm_metric_names)
+        self.refusals = Refusals(options.log_requests)
         self.streams: set[EventStream] = set()
         # Tokenizing long texts would hold up every stream; two threads, since the engine needs the cores.
         self.pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="text")

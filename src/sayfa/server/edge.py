@@ -2,7 +2,8 @@
 
 In this order: size of the request line and headers, Host, browser preflight, key, drain. It also gives each request an
 id (the client's own, or one of ours), which its answer and its lines in the log carry, turns every exception that
-nobody caught into a 500 that says nothing of us, and closes books that were left open. Installed by `app`; plain ASGI,
+nobody caught into a 500 that says nothing of us, and closes books that were left open. A refusal that has no books gets
+its line in the log here. Installed by `app`; plain ASGI,
 since a token passes through here. Knows no routes' meaning.
 """
 
@@ -19,6 +20,7 @@ from sayfa.server.auth import Guard
 from sayfa.server.books import Record
 from sayfa.server.context import ServerContext
 from sayfa.server.errors import StatusError, error_response, log_bug
+from sayfa.server.refusals import Attempt
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 << 10
@@ -99,6 +101,8 @@ class Edge:
             if started:
                 raise
             log_bug(error, request_id)
+            if "sayfa.record" not in scope:
+                self._context.refusals.note(Attempt.of(scope), error)
             response = error_response(error, request_id)
             await response(scope, receive, send_with_headers)
         finally:

@@ -211,7 +211,7 @@ def make_server(app: FastAPI, options: ServerOptions) -> "_Server":
         context.metrics.connection_refused,
     )  # fmt: skip
     config = uvicorn.Config(
-        app, http=behind(gate), ws="none", lifespan="on", log_config=None, access_log=False,
+        app, http=behind(gate, context.refusals), ws="none", lifespan="on", log_config=None, access_log=False,
         server_header=False, proxy_headers=False, root_path=options.root_path, timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(FLUSH_LIMIT_S), ssl_certfile=options.ssl_certfile,
         ssl_keyfile=options.ssl_keyfile,
