@@ -261,6 +261,23 @@ async def test_the_id_that_the_client_holds_is_in_the_line_of_its_request(
     assert f" request_id={held} " in TextFormatter().format(record)
 
 
+@pytest.mark.parametrize(("status", "sent"), REFUSED)
+async def test_a_refusal_is_booked_under_the_code_that_its_answer_tells(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, status: int, sent: dict[str, Any]
+) -> None:
+    """In the metric and in the line; it is one of those that are shown from the start."""
+    caplog.set_level(logging.INFO, "sayfa.server.request")
+    monkeypatch.setattr(body, "BODY_GRACE_S", 0.01)
+    made = {"content": never_whole()} if sent.get("content") is never_whole else {}
+    async with serving(max_body_bytes=2048) as (client, _):
+        response = await client.post(CHAT, **{"headers": {"content-type": "application/json"}, **sent, **made})
+        page = (await client.get("/metrics")).text
+    code = response.json()["error"]["code"]
+    assert (response.status_code, code in REJECTIONS) == (status, True)
+    assert f'sayfa:admission_rejections_total{{engine="0",model_name="tiny",reason="{code}"}} 1.0' in page
+    assert caplog.messages == [f"{CHAT} rejected:{code} -"]
+
+
 async def test_a_bug_of_ours_is_told_and_logged_under_one_id(caplog: pytest.LogCaptureFixture) -> None:
     """The answer's header and text, its line and the line of the traceback name the same id."""
     caplog.set_level(logging.INFO)

@@ -27,15 +27,17 @@ REJECTIONS = (
     # before it was understood
     "unsupported_media_type", "request_timeout", "request_too_large", "invalid_json",
     # for what it asks
-    "invalid_request_error", "invalid_type", "invalid_unicode", "invalid_token_id", "unsupported_parameter",
-    "unsupported_content_type", "model_not_found", "no_chat_template", "template_error", "template_too_costly",
-    "refused_by_template", "tokenizer_failed", "context_length_exceeded", "exceeds_page_pool", "quarantined",
+    "invalid_request_error", "invalid_value", "invalid_type", "invalid_unicode", "invalid_token_id",
+    "unsupported_parameter", "unsupported_content_type", "model_not_found", "no_chat_template", "template_error",
+    "template_too_costly", "refused_by_template", "tokenizer_failed", "context_length_exceeded", "exceeds_page_pool",
+    "quarantined",
     # for now
     "queue_full", "share_of_queue_full", "deadline_unreachable", "starting", "draining", "engine_error",
     # beyond the number of distinct ones that the server shows
     "other",
 )  # fmt: skip
-"""Codes of the errors with which a request is refused before any work; `invalid_request_error` stands for no code."""
+"""Codes of the errors with which a request is refused before any work, as its answer tells them. `invalid_value` is
+that of a field's value where no other word says more; `invalid_request_error` stands for no code."""
 CONNECTION_ENDS = (
     "too_many_connections", "too_many_connections_of_address", "request_timeout", "headers_too_large", "uri_too_long",
     "malformed_http", "upgrade_not_served", "bad_request", "other",

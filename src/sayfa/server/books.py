@@ -141,13 +141,14 @@ class Record:
                 self._times.preempted = preempted
 
     def fail(self, error: Exception) -> None:
-        """Close with the outcome that an exception stands for."""
+        """Close with the outcome that an exception stands for; its code is the one that the client is told."""
+        told = to_answer(error, self.request_id).error
         if isinstance(error, DeadlinePassedError):
             self.close("deadline")
         elif isinstance(error, RequestError) and not self.usage.output:
-            self.close(f"rejected:{error.code or error.kind}")
+            self.close(f"rejected:{told.code or told.type}")
         else:
-            self.close(f"error:{to_answer(error, self.request_id).error.code}")
+            self.close(f"error:{told.code}")
 
     def close(self, outcome: str) -> None:
         """End the books: stop, length, abort, deadline, error:CODE, or rejected:REASON."""
