@@ -163,4 +163,11 @@ def _is_plain_record(node: ast.ClassDef) -> bool:
     return all(isinstance(item, ast.AnnAssign | ast.Expr | ast.Pass) for item in node.body)
 
 
-RULES = (dangerous_calls, asserts, built_sql, slow_patterns, sizes, late_imports, heads)
+def cut_quotes(path: Path, tree: ast.AST) -> Iterator[str]:
+    """A quoted name that is cut keeps its closing quote (`base.quoting`); `!r` with a width cuts that off."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FormattedValue) and node.conversion == ord("r") and node.format_spec is not None:
+            yield f"{name(path)}:{node.lineno}: {ast.unparse(node.value)} may lose its closing quote"
+
+
+RULES = (dangerous_calls, asserts, built_sql, slow_patterns, sizes, late_imports, heads, cut_quotes)

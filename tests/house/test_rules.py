@@ -35,6 +35,7 @@ BAD = [
     (source.sizes, "class A:\n    def __init__(self, a, b, c, d, *, e, f, g, h, i):\n        pass"),
     (source.late_imports, "def f():\n    import os"),
     (source.late_imports, "class A:\n    async def f(self):\n        if 1:\n            from os import path"),
+    (source.cut_quotes, "f'{name!r:.80}'"),
     (source.heads, "x = 1"),
     (source.heads, "'''Says.'''\ndef f():\n    return 1"),
     (source.heads, "'''Says.'''\nclass A:\n    def f(self):\n        return 1"),
@@ -48,6 +49,7 @@ GOOD = [
     (source.slow_patterns, "re.compile(r'(?:a|b)+c*')\nre.compile(r'(\\d+)(\\.\\d+)?')"),
     (source.slow_patterns, "re.compile(rb'(?:a[^b]*+)*+')"),
     (source.late_imports, "import os\ndef f():\n    return os"),
+    (source.cut_quotes, "f'{name!r} {size:.3f} {name:.80}'"),
     (source.heads, "'''Says.'''\ndef _f():\n    return 1\nclass A:\n    x: int"),
     (source.sizes, "class A:\n    def __init__(self, a, b, c, d, e, f, g, h):\n        pass"),
 ]

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from sayfa.base.errors import InvalidRequest
+from sayfa.base.quoting import quoted
 
 MAX_TOP_LOGPROBS = 20
 MAX_N = 128
@@ -148,14 +149,16 @@ def _check_entries(name: str, entries: Iterable[Any], kinds: tuple[type, ...]) -
     for entry in entries:
         if not _is_one(entry, kinds):
             raise InvalidRequest(
-                f"`{name}` holds {entry!r:.80} ({type(entry).__name__}), but its entries must be {_WORDS[kinds]}s.",
+                f"`{name}` holds {quoted(entry, 80)} ({type(entry).__name__}), but its entries must be "
+                f"{_WORDS[kinds]}s.",
                 param=name,
             )
 
 
 def _wrong_type(name: str, value: Any, kinds: tuple[type, ...]) -> InvalidRequest:
     return InvalidRequest(
-        f"`{name}` is {value!r:.80} ({type(value).__name__}), but must be {_ARTICLE.get(kinds, 'a ')}{_WORDS[kinds]}.",
+        f"`{name}` is {quoted(value, 80)} ({type(value).__name__}), but must be "
+        f"{_ARTICLE.get(kinds, 'a ')}{_WORDS[kinds]}.",
         param=name,
     )
 

@@ -25,6 +25,7 @@ from jinja2 import meta, nodes
 
 from sayfa.base.errors import InvalidRequest, ModelError
 from sayfa.base.json_file import MAX_JSON_DEPTH, json_depth
+from sayfa.base.quoting import quoted
 from sayfa.text.control_text import ControlTexts, strings_in, unused_marks
 from sayfa.text.template_budget import Budget, OverBudgetError
 from sayfa.text.template_sandbox import RefusedByTemplate, Sandbox
@@ -210,7 +211,7 @@ class ChatTemplate:
         for part in content:
             kind = part.get("type") if isinstance(part, Mapping) else None
             if kind not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
-                shown = f"{kind!r:.60}" if isinstance(kind, str) else "no `type`"
+                shown = quoted(kind, 60) if isinstance(kind, str) else "no `type`"
                 raise InvalidRequest(f"`{param}` holds a part of {shown}; this model reads text only.", param=param)
             parts.append({"type": "text", "text": part["text"]})
         return parts if self._wants_parts else "\n".join(part["text"] for part in parts)
@@ -220,7 +221,7 @@ class ChatTemplate:
             if not isinstance(name, str) or not _NAME.fullmatch(name) or name not in self.options:
                 known = ", ".join(sorted(self.options)) or "none"
                 raise InvalidRequest(
-                    f"`chat_template_kwargs` has {name!r:.80}, but this model's template knows: {known}.",
+                    f"`chat_template_kwargs` has {quoted(name, 80)}, but this model's template knows: {known}.",
                     param="chat_template_kwargs",
                 )
             if not _is_scalar(value):

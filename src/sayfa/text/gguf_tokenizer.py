@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from sayfa.base.errors import ModelError
 from sayfa.base.gguf import GgufFile
+from sayfa.base.quoting import quoted
 from sayfa.text.facts import TokenizerFacts
 from sayfa.text.pretokenizers import find_rule
 
@@ -58,7 +59,8 @@ def build_from_gguf(file: GgufFile) -> tuple[Tokenizer, TokenizerFacts]:
         add_bos = True
     else:
         raise ModelError(
-            f"{file.name}: `tokenizer.ggml.model` is {kind!r:.99}, which is not supported; known: {', '.join(_MODELS)}."
+            f"{file.name}: `tokenizer.ggml.model` is {quoted(kind, 99)}, which is not supported; known: "
+            f"{', '.join(_MODELS)}."
         )
     _add_tokens(backend, tokens, types)
     return backend, _facts(file, tokens, types, add_bos)
@@ -81,7 +83,7 @@ def _byte_level(file: GgufFile, tokens: list[str], rule: Any) -> Tokenizer:
 def _split_merge(file: GgufFile, merge: str) -> tuple[str, str]:
     left, found, right = merge.partition(" ")
     if not (left and found and right) or " " in right:
-        raise ModelError(f"{file.name}: `tokenizer.ggml.merges` holds {merge!r:.60}, which is not two pieces.")
+        raise ModelError(f"{file.name}: `tokenizer.ggml.merges` holds {quoted(merge, 60)}, which is not two pieces.")
     return left, right
 
 
@@ -178,14 +180,15 @@ def _facts(file: GgufFile, tokens: list[str], types: list[int], add_bos: bool) -
             return None
         if type(value) is not int or not 0 <= value < len(tokens):
             raise ModelError(
-                f"{file.name}: `tokenizer.ggml.{name}_token_id` is {value!r:.60}; ids lie in [0, {len(tokens) - 1}]."
+                f"{file.name}: `tokenizer.ggml.{name}_token_id` is {quoted(value, 60)}; ids lie in "
+                f"[0, {len(tokens) - 1}]."
             )
         return value
 
     def flag(name: str, default: bool) -> bool:
         value = file.metadata.get(f"tokenizer.ggml.{name}", default)
         if not isinstance(value, bool):
-            raise ModelError(f"{file.name}: `tokenizer.ggml.{name}` is {value!r:.60}, but must be a bool.")
+            raise ModelError(f"{file.name}: `tokenizer.ggml.{name}` is {quoted(value, 60)}, but must be a bool.")
         return value
 
     named = {name: tokens[index] for name, key in _NAMED_IDS.items() if (index := id_of(key)) is not None}

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from sayfa.base.errors import ModelError
 from sayfa.base.json_file import read_json_object
+from sayfa.base.quoting import quoted
 from sayfa.text.facts import TokenizerFacts
 from sayfa.text.hf_added_tokens import named_tokens
 from sayfa.text.plain_text import is_library_failure
@@ -92,8 +93,8 @@ def _refuse_shared_ids(backend: Tokenizer) -> None:
         other = backend.model.id_to_token(index)
         if other is not None and other != token.content:
             raise ModelError(
-                f"tokenizer.json: the added token {token.content!r:.60} and the vocabulary's {other!r:.60} have the "
-                f"same id, {index}; number the vocabulary without gaps."
+                f"tokenizer.json: the added token {quoted(token.content, 60)} and the vocabulary's {quoted(other, 60)} "
+                f"have the same id, {index}; number the vocabulary without gaps."
             )
 
 
@@ -149,7 +150,7 @@ def _end_ids(folder: Path, backend: Tokenizer) -> set[int]:
         ids = value if isinstance(value, list) else [value] if value is not None else []
         for index in ids:
             if type(index) is not int or not 0 <= index <= MAX_TOKENS or backend.id_to_token(index) is None:
-                raise ModelError(f"{name}: `eos_token_id` holds {index!r:.60}, which is no id of the vocabulary.")
+                raise ModelError(f"{name}: `eos_token_id` holds {quoted(index, 60)}, which is no id of the vocabulary.")
         if ids:
             return set(ids)
     return set()

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from tokenizers import Regex, normalizers, pre_tokenizers
 
 from sayfa.base.errors import ModelError
+from sayfa.base.quoting import quoted
 
 
 class Rule(NamedTuple):
@@ -86,7 +87,7 @@ def find_rule(name: object, file: str) -> Rule:
     """Give the rule of that name; raise ModelError with the known names if there is none."""
     rule = RULES.get(name) if isinstance(name, str) else None
     if rule is None:
-        said = "names no pre-tokenizer" if name is None else f"names the unknown pre-tokenizer {name!r:.100}"
+        said = "names no pre-tokenizer" if name is None else f"names the unknown pre-tokenizer {quoted(name, 100)}"
         raise ModelError(
             f"{file}: `tokenizer.ggml.pre` {said}, and a guess would cut text wrongly without any sign. "
             f"Known: {', '.join(sorted(RULES))}. Convert the model again, or give its Hugging Face tokenizer folder."

@@ -179,6 +179,11 @@ def test_a_token_that_has_a_name_is_no_option_and_takes_no_variables_place() -> 
     assert template.render([USER], options={"thinking": 1}).text == f"<image>{USER['content']}1"
 
 
+def test_a_long_name_is_quoted_with_both_quotes() -> None:
+    with pytest.raises(InvalidRequest, match=rf"has '{'x' * 80}'…, but"):
+        ChatTemplate(QWEN).render([USER], options={"x" * 100: True})
+
+
 @pytest.mark.parametrize("value", [[], {}, math.nan, math.inf, 2**60, "x" * 5000, b"x", object()])
 def test_options_are_plain_values(value: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"chat_template_kwargs\.enable_thinking"):

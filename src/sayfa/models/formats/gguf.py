@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from sayfa.base.errors import ModelError
 from sayfa.base.gguf import read_gguf
+from sayfa.base.quoting import quoted
 
 
 class GgufSource:
@@ -17,7 +18,8 @@ class GgufSource:
         parts = self._file.metadata.get("split.count", 1)
         if parts not in (0, 1):
             raise ModelError(
-                f"{path.name}: is one of {parts!r:.20} parts of a model; join them first (`llama-gguf-split --merge`)."
+                f"{path.name}: is one of {quoted(parts, 20)} parts of a model; join them first "
+                "(`llama-gguf-split --merge`)."
             )
 
     def names(self) -> list[str]:

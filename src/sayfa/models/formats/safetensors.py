@@ -20,6 +20,7 @@ from sayfa.base.errors import ModelError, WeightFileError
 from sayfa.base.faults import fault
 from sayfa.base.json_file import json_depth, read_json_object
 from sayfa.base.mapped_file import MappedFile
+from sayfa.base.quoting import quoted
 
 MAX_HEADER_BYTES = 100 << 20
 MAX_HEADER_DEPTH = 8
@@ -84,7 +85,8 @@ def open_sharded(folder: Path, check: Callable[[Path], None]) -> SafetensorsSour
     for tensor, file in weight_map.items():
         if not isinstance(file, str) or "/" in file or "\\" in file or not file.endswith(".safetensors"):
             raise ModelError(
-                f"{INDEX_NAME}: {tensor!r:.100} lies in {file!r:.100}, which is no file name of this folder."
+                f"{INDEX_NAME}: {quoted(tensor, 100)} lies in {quoted(file, 100)}, which is no file name of this "
+                "folder."
             )
         if file not in files:
             files[file] = folder / file
@@ -95,7 +97,7 @@ def open_sharded(folder: Path, check: Callable[[Path], None]) -> SafetensorsSour
     for tensor, file in weight_map.items():
         if tensor not in known or source.file_of(tensor) != file:
             raise ModelError(
-                f"{file}: lacks the tensor {tensor!r:.100} that {INDEX_NAME} promises; is the folder complete?"
+                f"{file}: lacks the tensor {quoted(tensor, 100)} that {INDEX_NAME} promises; is the folder complete?"
             )
     return source
 
@@ -148,11 +150,11 @@ def _read_entry(file: MappedFile, name: str, entry: Any, data_start: int) -> _Te
     type_name, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     item_bytes = _ITEM_BYTES.get(type_name) if isinstance(type_name, str) else None
     if item_bytes is None:
-        raise wrong(f"has the type {type_name!r:.60}, which is not supported; known: {', '.join(_ITEM_BYTES)}")
+        raise wrong(f"has the type {quoted(type_name, 60)}, which is not supported; known: {', '.join(_ITEM_BYTES)}")
     if not _are_counts(shape, MAX_DIM) or len(shape) > MAX_DIMS or 0 in shape:
-        raise wrong(f"has the shape {shape!r:.100}; up to {MAX_DIMS} dimensions of 1..2^40 are possible")
+        raise wrong(f"has the shape {quoted(shape, 100)}; up to {MAX_DIMS} dimensions of 1..2^40 are possible")
     if not _are_counts(offsets, file.size - data_start) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise wrong(f"has the offsets {offsets!r:.100}, which are not inside the file")
+        raise wrong(f"has the offsets {quoted(offsets, 100)}, which are not inside the file")
     start, end = offsets
     if math.prod(shape) * item_bytes != end - start:
         raise wrong(
