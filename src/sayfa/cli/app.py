@@ -48,7 +48,9 @@ def serve(
     settings = settings_from(given, config)
     if check_config:
         from sayfa.cli.show import print_settings
+        from sayfa.server.checks import check_options
 
+        check_options(settings.server)
         return print_settings(settings)
     from sayfa.cli.serve import run
 

@@ -27,10 +27,10 @@ from sayfa.base.errors import ConfigError, EngineError, SayfaError
 from sayfa.base.faults import fault
 from sayfa.base.messages import EngineInfo, Failed
 from sayfa.server.app import create_app
+from sayfa.server.checks import check_options
 from sayfa.server.connection import behind
 from sayfa.server.context import ServerContext, TextTools
-from sayfa.server.gate import Gate, networks, within_descriptors
-from sayfa.server.tls import check_tls
+from sayfa.server.gate import Gate, within_descriptors
 from sayfa.wire.client import ClientState, EngineClient
 
 log = logging.getLogger("sayfa.server")
@@ -64,9 +64,7 @@ def bind(options: ServerOptions) -> socket.socket:
     What is served there later and cannot be (TLS files, addresses of proxies) is refused, too.
     """
     check_access(options)
-    networks(options.trusted_proxies)
-    if options.ssl_certfile and options.ssl_keyfile:
-        check_tls(options.ssl_certfile, options.ssl_keyfile)
+    check_options(options)
     if options.uds:
         return _bind_unix(options.uds)
     try:

@@ -1,6 +1,6 @@
 """The files of TLS, looked at before anything is served: uvicorn reads them late, and its errors name no file.
 
-Called by `serve.bind`. Knows no sockets.
+Called by `checks`. Knows no sockets.
 """
 
 import ssl

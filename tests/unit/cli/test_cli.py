@@ -7,12 +7,15 @@ import sys
 
 import pytest
 
+from fakes.tls_files import CERTIFICATE, KEY, LOCKED_KEY, OTHER_KEY
 from sayfa import __version__
+from sayfa.base.config import ServerOptions
 from sayfa.base.errors import ConfigError
 from sayfa.base.settings import fields, load
 from sayfa.cli import main
 from sayfa.cli.config_file import read_config_file
 from sayfa.cli.serve import shown_name, since_start_s
+from sayfa.server.serve import bind
 
 COMMANDS = ("serve", "generate", "chat", "bench", "plugins")
 
@@ -100,6 +103,35 @@ def test_flags_of_a_list_may_hold_commas(capsys):
     assert code == 0
     assert "  a, b, c  " in out
     assert "  https://a, https://b  " in out
+
+
+@pytest.mark.parametrize(
+    ("certificate", "key", "proxy"),
+    [
+        (None, KEY, "10.0.0.7"), (CERTIFICATE, OTHER_KEY, "10.0.0.7"), ("junk", KEY, "10.0.0.7"),
+        (CERTIFICATE, LOCKED_KEY, "10.0.0.7"), (CERTIFICATE, KEY, "10.0.0.7/8"), (CERTIFICATE, KEY, "proxy"),
+    ],
+)  # fmt: skip
+def test_check_config_refuses_what_the_start_would_with_the_same_line(capsys, tmp_path, certificate, key, proxy):
+    files = [tmp_path / "cert.pem", tmp_path / "key.pem"]
+    for file, text in zip(files, (certificate, key), strict=True):
+        if text is not None:
+            file.write_text(text)
+    chain, private = map(str, files)
+    with pytest.raises(ConfigError) as refused:
+        bind(ServerOptions(port=0, ssl_certfile=chain, ssl_keyfile=private, trusted_proxies=[proxy]))
+    flags = ["--ssl-certfile", chain, "--ssl-keyfile", private, "--trusted-proxies", proxy]
+    code, out, err = run(capsys, "serve", "--check-config", *flags)
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [f"sayfa: error: {refused.value}"]
+
+
+def test_check_config_accepts_files_of_tls_that_fit(capsys, tmp_path):
+    for name, text in (("cert.pem", CERTIFICATE), ("key.pem", KEY)):
+        (tmp_path / name).write_text(text)
+    flags = ["--ssl-certfile", str(tmp_path / "cert.pem"), "--ssl-keyfile", str(tmp_path / "key.pem")]
+    code, out, _ = run(capsys, "serve", "--check-config", *flags)
+    assert (code, "ssl-keyfile" in out) == (0, True)
 
 
 @pytest.mark.parametrize(
