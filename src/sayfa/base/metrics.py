@@ -127,6 +127,6 @@ METRICS: dict[str, Metric] = {
         _histogram("request_generation_tokens", "Answer length, in tokens", TOKENS),
         _histogram("request_params_n", "Answers asked for", ANSWERS),
         _histogram("request_params_max_tokens", "Limit of the answer's length, in tokens", TOKENS),
-        _histogram("request_num_preemptions", "Preemptions a request went through", FEW),
+        _histogram("request_num_preemptions", "Preemptions of an ended request, all its answers together", FEW),
     )
 }  # fmt: skip

@@ -13,7 +13,7 @@ import msgspec
 from sayfa.base.clock import Clock
 from sayfa.base.errors import RequestError
 from sayfa.base.faults import fault
-from sayfa.base.messages import EngineOutput, Outputs, RequestAdmitted
+from sayfa.base.messages import EngineOutput, Outputs, RequestAdmitted, RequestPreempted
 from sayfa.base.sampling_params import SamplingParams
 from sayfa.server.errors import DeadlinePassedError, to_answer
 from sayfa.server.metrics import ServerMetrics
@@ -35,7 +35,6 @@ class Times(msgspec.Struct):
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
-    preempted: int = 0
 
     @property
     def sum_s(self) -> float:
@@ -43,9 +42,9 @@ class Times(msgspec.Struct):
 
 
 class Admissions:
-    """Tells records when the engine gave their requests a place, from the engine's own events.
+    """Tells records when the engine gave their requests a place, and took it from them, from the engine's own events.
 
-    A request that is abandoned, or ended by a stop string, never gets a last output that could tell.
+    A request that fails, is abandoned or ended by a stop string never gets a last output that could tell.
     """
 
     def __init__(self) -> None:
@@ -67,6 +66,10 @@ class Admissions:
                 if record is not None:
                     fault("server.admissions")
                     record.admitted(event.request, event.cached)
+            elif type(event) is RequestPreempted:
+                record = self._watched.get(event.request)
+                if record is not None:
+                    record.preempted()
 
 
 class Record:
@@ -94,6 +97,7 @@ class Record:
         self._first_s: float | None = None
         self._last_s: dict[int, float] = {}
         self._cached: dict[str, int] = {}
+        self._num_seen_preempted = self._num_told_preempted = 0
         self._open = True
         fault("server.books.open")
         metrics.received()
@@ -115,6 +119,10 @@ class Record:
             if self._admitted_s is None:
                 self._admitted_s = self._clock.monotonic()
 
+    def preempted(self) -> None:
+        """Note that the engine took the place of one of the branches."""
+        self._num_seen_preempted += 1
+
     def note(self, index: int, num_tokens: int, output: EngineOutput) -> None:
         """Note an engine output that added `num_tokens` to answer `index`."""
         fault("server.books.note")
@@ -135,10 +143,9 @@ class Record:
                 self.admitted(output.id, output.num_cached)
             if output.times is not None:
                 times = output.times
-                preempted = self._times.preempted + times.preempted
+                self._num_told_preempted += times.preempted
                 if times.queue_s + times.prefill_s + times.decode_s > self._times.sum_s:
                     self._times = Times(times.queue_s, times.prefill_s, times.decode_s)
-                self._times.preempted = preempted
 
     def fail(self, error: Exception) -> None:
         """Close with the outcome that an exception stands for; its code is the one that the client is told."""
@@ -170,7 +177,8 @@ class Record:
             counts = (usage.prompt, usage.cached, usage.output)
             self._metrics.ended(ending, counts, (times.queue_s, times.prefill_s, times.decode_s), total_s)
             later_tokens = max(1, usage.output - len(self._last_s))
-            self._metrics.time_per_token(times.decode_s * max(1, len(self._last_s)) / later_tokens, times.preempted)
+            per_token_s = times.decode_s * max(1, len(self._last_s)) / later_tokens
+            self._metrics.time_per_token(per_token_s, self._num_preempted)
         if self._write_line:
             self._write(outcome, times, total_s)
 
@@ -189,7 +197,12 @@ class Record:
         if placed_s is None:  # not told of an engine that has sent tokens
             placed_s = end_s if self._first_s is None else self._submitted_s
         last_s = max(self._last_s.values(), default=end_s)
-        return Times(placed_s - self._submitted_s, first_s - placed_s, last_s - first_s, self._times.preempted)
+        return Times(placed_s - self._submitted_s, first_s - placed_s, last_s - first_s)
+
+    @property
+    def _num_preempted(self) -> int:
+        """By the events, or by the last outputs, which may be there before the events of their step are."""
+        return max(self._num_seen_preempted, self._num_told_preempted)
 
     def _write(self, outcome: str, times: Times, total_s: float) -> None:
         usage, params = self.usage, self._params
@@ -211,6 +224,6 @@ class Record:
                 "decode_s": round(times.decode_s, 4),
                 "server_s": round(server_s, 4),
                 "total_s": round(total_s, 4),
-                "preempted": times.preempted,
+                "preempted": self._num_preempted,
             },
         )

@@ -1,6 +1,6 @@
 """The times in a request's books, told on a clock of the test: each second belongs to one part, in every ending.
 
-And what its line says of a failure.
+And what its line says of preemptions and of a failure.
 """
 
 import logging
@@ -9,9 +9,9 @@ import pytest
 
 from sayfa.base.clock import FakeClock
 from sayfa.base.errors import EngineDead, EngineError, Overloaded
-from sayfa.base.messages import EngineOutput
+from sayfa.base.messages import EngineOutput, Outputs, RequestPreempted, RequestTimes
 from sayfa.base.sampling_params import SamplingParams
-from sayfa.server.books import Record
+from sayfa.server.books import Admissions, Record
 from sayfa.server.errors import DeadlinePassedError
 from sayfa.server.metrics import ServerMetrics
 
@@ -89,6 +89,30 @@ def test_what_never_went_to_the_engine_has_not_waited(caplog: pytest.LogCaptureF
     books = Books(caplog)
     books.record.close("abort")
     assert books.parts == [0.0, 0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("events_first", [True, False])
+@pytest.mark.parametrize("ending", ["stop", "abort", *ENDINGS[1:]])
+def test_preemptions_are_counted_in_every_ending(
+    caplog: pytest.LogCaptureFixture, ending: str | Exception, events_first: bool
+) -> None:
+    """Two of one branch, one of another; only a request that ended well is told of them by its last outputs, too."""
+    books = Books(caplog)
+    books.begin()
+    books.token()
+    admissions = Admissions()
+    admissions.watch("cmpl-1", books.record)
+    events = Outputs(events=[RequestPreempted(name, branch) for name, branch in (
+        ("cmpl-1", 0), ("cmpl-2", 0), ("cmpl-1", 1), ("cmpl-1", 0))])  # fmt: skip
+    if events_first or ending != "stop":
+        admissions.on_outputs(events)
+    if ending == "stop":
+        for branch, num_preempted in enumerate((2, 1)):
+            times = RequestTimes(queue_s=0.0, prefill_s=1.0, decode_s=1.0, preempted=num_preempted)
+            books.record.note(branch, 0, EngineOutput(id="cmpl-1", branch=branch, finish="stop", times=times))
+    books.record.close(ending) if isinstance(ending, str) else books.record.fail(ending)
+    assert books.line["preempted"] == 3
+    assert b'request_num_preemptions_sum{engine="0",model_name="m"} 3.0' in books.metrics.render()
 
 
 @pytest.mark.parametrize(
