@@ -224,6 +224,14 @@ MUTANTS = (
            "unit/base/test_log.py::test_what_looks_like_a_key_is_hidden", "'abcdef123456' (not in|is contained)"),
     Mutant("a line of the log may be two", "base/log.py", "return text if text.isprintable() else ", "return text or ",
            "unit/base/test_log.py::test_any_text_stays_one_line_in_both_forms[0]", "isprintable"),
+    Mutant("a bug is logged with what it quotes", "server/errors.py", "told = _without_texts(error)", "told = error",
+           "http/test_books.py::test_a_bug_leaves_its_traceback_once_and_no_words_of_the_caller"
+           "[False-/v1/completions]", "canary-words"),
+    Mutant("the query of a refused request is logged", "server/refusals.py", 're.compile(rb"/[^?#]*")',
+           're.compile(rb"/[^#]*")', "http/test_refusal_lines.py::test_each_refusal_on_a_connection_leaves_one_line",
+           "wrong-Zq7Xw9Vr3Ty5Ub1Nm"),
+    Mutant("a flood fills the log", "server/refusals.py", "if self._num_lines == MAX_LINES:", "if False:",
+           "http/test_refusal_lines.py::test_a_flood_leaves_few_lines_and_its_number[0]", "empty"),
     # one caller's data does not reach another
     Mutant("the salt is forgotten", "core/kv_cache.py", "request.adapter, request.salt)", 'request.adapter, "")',
            "hostile/test_tenants.py::test_f29_a_prompt_of_another_tenant_is_never_found_in_the_cache[0]",
