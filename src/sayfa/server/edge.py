@@ -3,8 +3,7 @@
 In this order: size of the request line and headers, Host, browser preflight, key, drain. It also gives each request an
 id (the client's own, or one of ours), which its answer and its lines in the log carry, turns every exception that
 nobody caught into a 500 that says nothing of us, and closes books that were left open. A refusal that has no books gets
-its line in the log here. Installed by `app`; plain ASGI,
-since a token passes through here. Knows no routes' meaning.
+its line in the log here. Installed by `app`; plain ASGI, since a token passes through here. Knows no routes' meaning.
 """
 
 import re
