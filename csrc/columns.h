@@ -273,9 +273,16 @@ inline void put_results(const TileOut& to, const F16 (&sums)[R][V]) {
 
 // The sums of R rows and V blocks of 16 columns, from block `first` on, of the All that the panel has, to where they go.
 template <int All, int R, int V>
-inline void put_sums(const TileOut& to, int first, const F16 (&sums)[R][V]) {
+__attribute__((always_inline)) inline void put_sums(const TileOut& to, int first, const F16 (&sums)[R][V]) {
   if constexpr (V == All)
-    if (to.out) return put_results(to, sums);
+    if (to.out) {
+      // A copy: loops over it that the compiler does not unroll need it in memory. Over the sums themselves they would keep
+      // those in memory all along K, which takes twice the time.
+      F16 ended[R][V];
+      for (int r = 0; r < R; ++r)
+        for (int v = 0; v < V; ++v) ended[r][v] = sums[r][v];
+      return put_results(to, ended);
+    }
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) f_store(to.sums + (r * All + first + v) * 16, sums[r][v]);
 }
