@@ -51,7 +51,8 @@ from sayfa.wire.sockets import MAX_FRAME_BYTES, BrokenStreamError, FrameReader, 
 class Target(NamedTuple):
     """One parser. seeds: good inputs. words: pieces that mean something to it. refusals: what it may raise.
 
-    damage: makes a bad input; the default knows bytes only.
+    damage: makes a bad input; the default knows bytes only. keeps_kib: what the library behind it never gives back of
+    an accepted input: 4 KiB of each tokenizer that has encoded a text. A server has one.
     """
 
     run: Callable[[bytes], None]
@@ -59,6 +60,7 @@ class Target(NamedTuple):
     words: list[bytes]
     refusals: tuple[type[Exception], ...]
     damage: Callable[[random.Random, list[bytes], list[bytes]], bytes] = damaged
+    keeps_kib: int = 0
 
 
 def damaged_safetensors(rng: random.Random, seeds: list[bytes], words: list[bytes]) -> bytes:
@@ -502,11 +504,13 @@ _TEXT_WORDS = [
 
 TARGETS: dict[str, Target] = {
     "gguf": Target(run_gguf, gguf_seeds, _NUMBERS, (ModelError,)),
-    "gguf-tokenizer": Target(run_gguf_tokenizer, gguf_tokenizer_seeds, _NUMBERS, (ModelError,)),
+    "gguf-tokenizer": Target(run_gguf_tokenizer, gguf_tokenizer_seeds, _NUMBERS, (ModelError,), keeps_kib=5),
     "hf-tokenizer": Target(
-        run_hf_tokenizer, hf_tokenizer_seeds, _JSON_WORDS, (ModelError, InvalidRequest), damaged_json
+        run_hf_tokenizer, hf_tokenizer_seeds, _JSON_WORDS, (ModelError, InvalidRequest), damaged_json, keeps_kib=5
     ),
-    "tokenizer-config": Target(run_tokenizer_config, tokenizer_config_seeds, _JSON_WORDS, (ModelError,), damaged_json),
+    "tokenizer-config": Target(
+        run_tokenizer_config, tokenizer_config_seeds, _JSON_WORDS, (ModelError,), damaged_json, keeps_kib=5
+    ),
     "safetensors": Target(
         run_safetensors, safetensors_seeds, _NUMBERS + _JSON_WORDS, (ModelError,), damaged_safetensors
     ),
