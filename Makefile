@@ -8,7 +8,7 @@ HOURS ?= 1
 TARGET ?= $(shell sed -n 's/^    "\(.*\)": Target(.*/\1/p' tests/hostile/targets.py)
 FUZZ_S ?= 60
 
-.PHONY: help setup setup-dev native serve chat test test-all coverage check format bench bench-peers soak fuzz mutation clean
+.PHONY: help setup setup-dev native serve chat test test-all coverage check format bench bench-builds bench-peers soak fuzz mutation clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -75,6 +75,9 @@ format: setup-dev  ## format the code
 
 bench: setup  ## run the standard workloads against a server of our own
 	@$(BIN)/sayfa bench serve $(ARGS)
+
+bench-builds: setup  ## time the native step with two builds of the library, ARGS="before.so after.so model.gguf model-bf16 …"
+	@$(BIN)/python benchmarks/compare_builds.py $(ARGS)
 
 bench-peers: setup  ## compare with llama.cpp, vLLM, OpenVINO and transformers in their own environments
 	@$(BIN)/python benchmarks/peers.py $(ARGS)
