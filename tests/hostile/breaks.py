@@ -232,6 +232,9 @@ MUTANTS = (
            "wrong-Zq7Xw9Vr3Ty5Ub1Nm"),
     Mutant("a flood fills the log", "server/refusals.py", "if self._num_lines == MAX_LINES:", "if False:",
            "http/test_refusal_lines.py::test_a_flood_leaves_few_lines_and_its_number[0]", "empty"),
+    Mutant("a bug that floods fills the log", "base/log.py", "return self._seen[place] <= MAX_TRACEBACKS",
+           "return True", "unit/base/test_log_sink.py::test_bugs_at_any_number_of_places_fill_no_disk_and_no_memory",
+           "assert 1000 =="),
     # one caller's data does not reach another
     Mutant("the salt is forgotten", "core/kv_cache.py", "request.adapter, request.salt)", 'request.adapter, "")',
            "hostile/test_tenants.py::test_f29_a_prompt_of_another_tenant_is_never_found_in_the_cache[0]",

@@ -2,17 +2,22 @@
 
 `setup` is called once a process, by `cli` and `engine.process`. Every line goes to stderr. Fields given with `extra=`
 are part of a JSON line and follow a text line as `key=value`. Prompts, answers and keys are never handed to a logger;
-what looks like a key is hidden all the same, and control characters are escaped, so that a line stays a line.
+what looks like a key is hidden all the same, and control characters are escaped, so that a line stays a line. Of one
+bug a few tracebacks a minute are written and the others counted.
 """
 
 import json
 import logging
+import math
 import os
 import re
 import select
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
 from typing import TextIO, TypeVar
 
 from sayfa.base.faults import altered
@@ -22,6 +27,11 @@ NAME = "sayfa"
 STDERR = 2
 PIPE_WAIT_MS = 50
 """How long a line may wait for a reader of the log who is behind; the next ones do not wait at all."""
+MAX_TRACEBACKS = 5
+"""Of one place in the code, within TRACEBACK_SPAN_S: a bug that a caller can meet at will must not fill the disk."""
+MAX_PLACES = 20
+"""Within TRACEBACK_SPAN_S; further places count as one. A bug that floods hides no other one."""
+TRACEBACK_SPAN_S = 60.0
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 _SECRET = re.compile(r"(?i)(bearer\s+|api[_-]?key\W{1,3}|\bsk-)[A-Za-z0-9._~+/=-]{6,512}")
 
@@ -57,6 +67,54 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(data, default=str, ensure_ascii=False)
 
 
+class _Tracebacks:
+    """Tells which records with a traceback are written, and keeps count of the others.
+
+    Time is that of the records, which may jump: then a span is longer or shorter, once.
+    """
+
+    def __init__(self) -> None:
+        self._begun_s = 0.0
+        self._seen: Counter[str] = Counter()
+
+    def news(self, now_s: float) -> logging.LogRecord | None:
+        """Begin a new span if the last one is over; tell of what that one left out, if anything."""
+        if abs(now_s - self._begun_s) < TRACEBACK_SPAN_S:
+            return None
+        self._begun_s = now_s
+        left_out = {place: count - MAX_TRACEBACKS for place, count in self._seen.items() if count > MAX_TRACEBACKS}
+        self._seen.clear()
+        if not left_out:
+            return None
+        by_place = ", ".join(f"{place}: {count}" for place, count in left_out.items())
+        text = f"tracebacks left out within {TRACEBACK_SPAN_S:.0f} s: {by_place}"
+        return _own_record(logging.ERROR, text, left_out=sum(left_out.values()))
+
+    def admits(self, record: logging.LogRecord) -> bool:
+        """Whether to write this record."""
+        if not record.exc_info or record.exc_info[0] is None:
+            return True
+        place = _place(record.exc_info[0], record.exc_info[2])
+        if place not in self._seen and len(self._seen) >= MAX_PLACES:
+            place = "others"
+        self._seen[place] += 1
+        return self._seen[place] <= MAX_TRACEBACKS
+
+
+def _place(kind: type[BaseException], trace: TracebackType | None) -> str:
+    """Where an exception was raised."""
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = "" if trace is None else f" at {Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
+    return f"{kind.__name__}{where}"
+
+
+def _own_record(level: int, text: str, **fields: object) -> logging.LogRecord:
+    """A record that the log itself writes."""
+    standard = {"name": NAME, "levelno": level, "levelname": logging.getLevelName(level), "msg": text}
+    return logging.makeLogRecord({**standard, **fields})
+
+
 class SinkHandler(logging.StreamHandler[TextIO]):
     """Drops and counts lines that cannot be written (disk full, pipe closed); before the next one it says how many.
 
@@ -70,16 +128,33 @@ class SinkHandler(logging.StreamHandler[TextIO]):
         self._lost_now = 0
         self._torn = False
         self._poll = _poll_of(stream)
+        self._tracebacks = _Tracebacks()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line, behind the news of lost ones."""
+        """Write one line, behind the news of lost ones and of tracebacks that were left out."""
+        self._tell_left_out(record.created)
+        if self._tracebacks.admits(record):
+            self._emit(record)
+
+    def close(self) -> None:
+        """Tell what only a next line would have told."""
+        self._tell_left_out(math.inf)
+        super().close()
+
+    def _tell_left_out(self, now_s: float) -> None:
+        news = self._tracebacks.news(now_s)
+        if news is not None:
+            self._emit(news)
+
+    def _emit(self, record: logging.LogRecord) -> None:
         try:
             text = self.format(record) + self.terminator
         except Exception:  # a record that cannot be formatted is our own mistake, and is shown
             self.handleError(record)
             return
         if self._lost_now:
-            text = f"({self._lost_now} log lines could not be written){self.terminator}{text}"
+            news = _own_record(logging.WARNING, f"({self._lost_now} log lines could not be written)")
+            text = self.format(news) + self.terminator + text
         try:
             self._put(self.terminator + text if self._torn else text)
         except (OSError, ValueError):  # ValueError: the stream is closed
