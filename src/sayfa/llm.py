@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from numbers import Integral
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import msgspec
@@ -20,7 +19,7 @@ from sayfa.base.sampling_params import SamplingParams
 from sayfa.base.settings import engine_config
 from sayfa.hub import resolve_model
 from sayfa.llm_jobs import Answer, Job, Refused, RequestOutput, TokenChoice, Usage
-from sayfa.text.chat_template import ChatTemplate, load_chat_template
+from sayfa.text.chat_template import ChatTemplate, load_chat_template, read_template
 from sayfa.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -45,11 +44,11 @@ class LLM:
 
     def __init__(self, model: str, **options: Any) -> None:
         config = engine_config({**options, "model": model})
+        source = None if config.model.chat_template is None else read_template(config.model.chat_template)
         path = resolve_model(model, revision=config.model.revision, offline=config.model.offline)
         config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, model=str(path)))
         self._engine: Engine = _PARTS.get("build_engine")(config)
         self._tokenizer = load_tokenizer(path)
-        source = None if config.model.chat_template is None else _read_template(config.model.chat_template)
         self._template: ChatTemplate | None = load_chat_template(self._tokenizer, source)
         self._open = _OpenJobs(self._engine)
         self._num_requests = 0
@@ -270,13 +269,6 @@ class _OpenJobs:
                     self._engine.step()
         finally:
             self._at_work = False
-
-
-def _read_template(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the chat template {path!r} cannot be read: {error}") from error
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Any]:

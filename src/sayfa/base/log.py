@@ -15,7 +15,7 @@ import select
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO, TypeVar
@@ -221,6 +221,12 @@ def setup(level: str = "info", form: str = "text") -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING if level != "debug" else logging.INFO)
     logger().setLevel(level.upper())
+
+
+def always(room: str, text: str, fields: Mapping[str, object]) -> None:
+    """Write a line of level info whatever `--log-level` is: what was asked for, not what happened on the way."""
+    log = logger(room)
+    log.handle(log.makeRecord(log.name, logging.INFO, __file__, 0, text, (), None, extra=fields))
 
 
 def hide_secrets(text: str) -> str:

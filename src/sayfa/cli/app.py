@@ -51,6 +51,10 @@ def serve(
         from sayfa.server.checks import check_options
 
         check_options(settings.server)
+        if settings.model.chat_template:
+            from sayfa.text.chat_template import read_template
+
+            read_template(settings.model.chat_template)
         return print_settings(settings)
     from sayfa.cli.serve import run
 

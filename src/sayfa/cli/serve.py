@@ -15,7 +15,7 @@ from sayfa import __version__
 from sayfa.base import log
 from sayfa.base.clock import SystemClock
 from sayfa.base.config import ServerOptions, Settings
-from sayfa.base.errors import ConfigError
+from sayfa.base.errors import ConfigError, ModelError
 from sayfa.base.messages import EngineInfo
 from sayfa.cli.output import tell
 from sayfa.cli.show import ProgressLine, StartTimes, start_facts, start_report
@@ -26,10 +26,24 @@ ENGINE_COMMAND = [sys.executable, "-m", "sayfa.engine"]
 
 
 def run(settings: Settings) -> int:
-    """Serve until told to stop; return the exit code. Raises ConfigError or ModelError."""
+    """Serve until told to stop; return the exit code. Raises ConfigError or ModelError, unless the log tells it."""
     log.setup(settings.server.log_level, settings.server.log_format)
+    try:
+        return _run(settings)
+    except (ConfigError, ModelError) as error:
+        if settings.server.log_format != "json":
+            raise
+        log.logger("cli").error("%s", error)
+        return 2
+
+
+def _run(settings: Settings) -> int:
     options = settings.model
-    template = _read_template(options.chat_template) if options.chat_template else None
+    template = None
+    if options.chat_template:
+        from sayfa.text.chat_template import read_template
+
+        template = read_template(options.chat_template)
     path = resolve_model(options.model, revision=options.revision, offline=options.offline)
     names = options.served_model_name or [shown_name(options.model)]
     engine = settings.engine
@@ -68,7 +82,7 @@ def show_start(info: EngineInfo, names: list[str], url: str, times: StartTimes, 
     num_keys = len(options.api_key)
     if options.log_format == "json":
         facts = start_facts(info, names, url, times, num_keys=num_keys, version=__version__)
-        log.logger("cli").info("Sayfa %s serves %s", __version__, ", ".join(names), extra=facts)
+        log.always("cli", f"Sayfa {__version__} serves {', '.join(names)}", facts)
         return
     tell("\n".join(start_report(info, names, url, times, num_keys=num_keys, version=__version__)) + "\n")
 
@@ -77,13 +91,6 @@ def shown_name(model: str) -> str:
     """What clients call a model that got no other name: the name given, of a path only its last part."""
     path = Path(model).expanduser()
     return (path.stem if path.suffix == ".gguf" else path.absolute().name) if path.exists() else model
-
-
-def _read_template(file: str) -> str:
-    try:
-        return Path(file).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--chat-template {file} cannot be read: {error}") from None
 
 
 def since_start_s() -> float:

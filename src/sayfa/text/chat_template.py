@@ -17,13 +17,14 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
 import msgspec
 from jinja2 import meta, nodes
 
-from sayfa.base.errors import InvalidRequest, ModelError
+from sayfa.base.errors import ConfigError, InvalidRequest, ModelError
 from sayfa.base.json_file import MAX_JSON_DEPTH, json_depth
 from sayfa.base.quoting import quoted
 from sayfa.text.control_text import ControlTexts, strings_in, unused_marks
@@ -84,7 +85,9 @@ class ChatTemplate:
             self._template = self._sandbox.from_string(source)
             self._wants_parts, self._knows_text = self._probed_forms() or _content_forms(tree)
         except jinja2.TemplateError as error:
-            raise ModelError(f"The chat template cannot be compiled: {error.message}.") from None
+            place = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+            problem = (error.message or "").rstrip(".")
+            raise ModelError(f"The chat template cannot be compiled{place}: {problem}.") from None
         except (RecursionError, SyntaxError, MemoryError, ValueError, OverflowError):
             raise ModelError("The chat template cannot be compiled: it is nested too deep.") from None
 
@@ -246,6 +249,24 @@ class ChatTemplate:
                 param="messages",
             ) from None
         return (mark if breaks else ""), tag
+
+
+def read_template(file: str) -> str:
+    """Read the operator's template and see that it can be compiled. Raises ConfigError naming setting and file."""
+    try:
+        with Path(file).open(encoding="utf-8") as opened:
+            source = opened.read(MAX_SOURCE_CHARS + 1)
+    except OSError as error:
+        raise ConfigError(f"--chat-template {file} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise ConfigError(f"--chat-template {file} cannot be read: it is no UTF-8 text") from None
+    if len(source) > MAX_SOURCE_CHARS:
+        raise ConfigError(f"--chat-template {file} cannot be used: at most {MAX_SOURCE_CHARS} characters are read")
+    try:
+        ChatTemplate(source)
+    except ModelError as error:
+        raise ConfigError(f"--chat-template {file} cannot be used: {error}") from None
+    return source
 
 
 def load_chat_template(tokenizer: Tokenizer, source: str | None = None) -> ChatTemplate | None:

@@ -126,6 +126,48 @@ def test_check_config_refuses_what_the_start_would_with_the_same_line(capsys, tm
     assert err.splitlines() == [f"sayfa: error: {refused.value}"]
 
 
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (None, "cannot be read: No such file"), (b"\xff", "no UTF-8"),
+        (b"\n{% if %}", "cannot be compiled in line 2: Expected"), (b"a" * ((1 << 20) + 1), "at most 1048576"),
+        (b"{{ messages | no_such_filter }}", "cannot be compiled in line 1: No filter named 'no_such_filter'.\n"),
+    ],
+)  # fmt: skip
+def test_a_template_that_cannot_be_used_is_refused_by_check_start_and_offline_alike(capsys, tmp_path, template, words):
+    file = tmp_path / "chat.jinja"
+    if template is not None:
+        file.write_bytes(template)
+    lines = set()
+    for command in (["serve", "--check-config"], ["serve"], ["chat"], ["generate", "-p", "x"]):
+        code, out, err = run(capsys, *command, "--chat-template", str(file))
+        assert (code, out) == (2, "")
+        lines.add(err)
+    [line] = lines
+    assert line.startswith(f"sayfa: error: --chat-template {file} cannot be ")
+    assert words in line
+
+
+def test_check_config_accepts_a_template_that_can_be_used(capsys, tmp_path):
+    file = tmp_path / "chat.jinja"
+    file.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    code, out, _ = run(capsys, "serve", "--check-config", "--chat-template", str(file))
+    assert code == 0
+    assert str(file) in out
+
+
+@pytest.mark.parametrize("flags", [["--model", "nowhere"], ["--chat-template", "/nowhere"], ["--uds", "/nowhere/s"]])
+def test_a_collector_gets_the_reason_of_a_failed_start_as_json(tmp_path, flags):
+    model = [] if "--model" in flags else ["--model", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "sayfa", "serve", *model, *flags, "--log-format", "json", "--log-level", "error"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert "nowhere" in lines[-1]["message"]
+
+
 def test_check_config_accepts_files_of_tls_that_fit(capsys, tmp_path):
     for name, text in (("cert.pem", CERTIFICATE), ("key.pem", KEY)):
         (tmp_path / name).write_text(text)
