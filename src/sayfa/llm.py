@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import msgspec
 
-from sayfa.base.errors import ConfigError, EngineError, InvalidRequest, Overloaded
+from sayfa.base.errors import ConfigError, EngineError, InvalidRequest, Overloaded, RequestError
+from sayfa.base.log import logger
 from sayfa.base.messages import EngineOutput, Request
 from sayfa.base.registry import Registry
 from sayfa.base.sampling_params import SamplingParams
@@ -30,6 +31,9 @@ __all__ = ["LLM", "Answer", "RequestOutput", "TokenChoice", "Usage"]
 Prompt: TypeAlias = str | list[int]
 Message: TypeAlias = dict[str, Any]
 OnError: TypeAlias = Literal["raise", "return"]
+OnOutput: TypeAlias = Callable[[int, RequestOutput], None]
+
+log = logger("llm")
 
 _PARTS = Registry("sayfa.llm", {"build_engine": "sayfa.engine.build:build_engine"})
 
@@ -69,18 +73,21 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         on_progress: Callable[[int, int], None] | None = None,
+        on_output: OnOutput | None = None,
         errors: OnError = "raise",
     ) -> list[RequestOutput]:
         """Continue each prompt (text or token ids); return the outputs in the order of the prompts.
 
         prompts: a text, a sequence of whole numbers (one prompt of ids), or a sequence of such texts and sequences.
-        params: one for all, or one for each. on_progress: called with (prompts done, all) after each that is done. A
-        request that cannot be served raises InvalidRequest before any work, and one that the engine fails EngineError,
-        which ends the others; with errors="return" either has an `error` in its output, and the others are served.
+        params: one for all, or one for each. on_progress: called with (prompts done, all) after each that is done;
+        on_output before it, with the prompt's place and its output. A request that cannot be served raises
+        InvalidRequest before any work, and one that the engine fails EngineError, which ends the others; with
+        errors="return" either has an `error` in its output, and the others are served. So have, when the engine is
+        lost, those that were not done.
         """
         numbered = enumerate(_pair(_as_list(prompts), params))
         jobs = [self._checked(partial(self._prompt_job, f"prompt {i}", *pair), errors) for i, pair in numbered]
-        return self._run(jobs, on_progress, errors)
+        return self._run(jobs, on_progress, on_output, errors)
 
     def chat(
         self,
@@ -88,6 +95,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         on_progress: Callable[[int, int], None] | None = None,
+        on_output: OnOutput | None = None,
         errors: OnError = "raise",
     ) -> list[RequestOutput]:
         """Answer one conversation or several; a message is {"role": ..., "content": ...}. Else like `generate`.
@@ -101,7 +109,7 @@ class LLM:
         conversations = [messages] if messages and isinstance(messages[0], dict) else messages
         pairs = _pair(list(conversations), params)
         jobs = [self._checked(partial(self._chat_job, *pair), errors) for pair in pairs]
-        return self._run(jobs, on_progress, errors)
+        return self._run(jobs, on_progress, on_output, errors)
 
     def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Iterator[str]:
         """Answer one conversation, yielding the text as it comes (of the first answer). Leaving early ends the
@@ -162,35 +170,58 @@ class LLM:
         return f"offline-{self._num_requests}"
 
     def _run(
-        self, jobs: Sequence[Job | Refused], on_progress: Callable[[int, int], None] | None, errors: OnError
+        self,
+        jobs: Sequence[Job | Refused],
+        on_progress: Callable[[int, int], None] | None,
+        on_output: OnOutput | None,
+        errors: OnError,
     ) -> list[RequestOutput]:
         """Feed the jobs as the engine has room, step until all are done or, with errors="raise", one has failed."""
-        waiting = [job for job in reversed(jobs) if isinstance(job, Job)]
-        mine: dict[str, Job] = {}
-        num_done = len(jobs) - len(waiting)
+        outputs: dict[int, RequestOutput] = {}
+
+        def end(place: int, job: Job | Refused) -> None:
+            outputs[place] = job.result()
+            if on_output is not None:
+                on_output(place, outputs[place])
+            if on_progress is not None and isinstance(job, Job):
+                on_progress(len(outputs), len(jobs))
+
+        waiting = [(place, job) for place, job in enumerate(jobs) if isinstance(job, Job)][::-1]
+        mine: dict[str, tuple[int, Job]] = {}
+        for place, refused in ((place, job) for place, job in enumerate(jobs) if isinstance(job, Refused)):
+            end(place, refused)
         try:
             while waiting or mine:
-                self._feed(waiting, mine)
-                if not any(job.done for job in mine.values()):
-                    self._open.step()
-                for request_id in [name for name, job in mine.items() if job.done]:
-                    failure = mine.pop(request_id).failure
-                    if failure is not None and errors == "raise":
-                        raise failure
-                    num_done += 1
-                    if on_progress is not None:
-                        on_progress(num_done, len(jobs))
+                try:
+                    self._advance(waiting, mine)
+                except Exception as error:
+                    if errors == "raise" or isinstance(error, RequestError):
+                        raise
+                    if not isinstance(error, EngineError):
+                        log.exception("the engine was lost")
+                    for place, job in [*mine.values(), *waiting[::-1]]:
+                        job.fail(_lost(error))
+                        end(place, job)
+                    break
+                for request_id in [name for name, (_, job) in mine.items() if job.done]:
+                    place, job = mine.pop(request_id)
+                    if job.failure is not None and errors == "raise":
+                        raise job.failure
+                    end(place, job)
         finally:
             self._open.leave(list(mine))
-        return [job.result() for job in jobs]
+        return [outputs[place] for place in range(len(jobs))]
 
-    def _feed(self, waiting: list[Job], mine: dict[str, Job]) -> None:
-        """Hand jobs to the engine, last first, until its queue is full."""
+    def _advance(self, waiting: list[tuple[int, Job]], mine: dict[str, tuple[int, Job]]) -> None:
+        """Hand jobs to the engine, last first, until its queue is full; step if none is done."""
         while waiting and len(mine) < 2 * self._engine.info.max_num_seqs:
-            request = waiting[-1].request(self._new_id(), self._tokenizer)
-            if not self._open.enter(request, waiting[-1]):
-                return
+            job = waiting[-1][1]
+            request = job.request(self._new_id(), self._tokenizer)
+            if not self._open.enter(request, job):
+                break
             mine[request.id] = waiting.pop()
+        if not any(job.done for _, job in mine.values()):
+            self._open.step()
 
 
 class _OpenJobs:
@@ -269,6 +300,13 @@ class _OpenJobs:
                     self._engine.step()
         finally:
             self._at_work = False
+
+
+def _lost(error: Exception) -> EngineError:
+    """What the callers are told whose answers were not done when the engine was lost."""
+    if isinstance(error, EngineError):
+        return error
+    return EngineError(f"the engine was lost by a mistake of ours ({type(error).__name__}); make a new one")
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Any]:

@@ -80,7 +80,7 @@ class _Growing:
     @property
     def finish(self) -> str | None:
         """How it ended; None while it grows."""
-        return self._branch.finish
+        return self._branch.finish or (None if self.failure is None else "error")
 
     def take(self, output: EngineOutput) -> None:
         piece = self._branch.push(output)
@@ -132,6 +132,12 @@ class Job:
         if branch.finish is None:
             branch.take(output)
         return self.done
+
+    def fail(self, error: EngineError) -> None:
+        """End all branches that are not done: the engine was lost."""
+        for branch in self._branches:
+            if branch.finish is None:
+                branch.failure = error
 
     @property
     def done(self) -> bool:

@@ -187,7 +187,7 @@ def test_what_is_no_plain_file_stays_what_it_is(tmp_path):
 @pytest.mark.parametrize("number", NUMBERS)
 def test_results_of_a_batch_whose_file_fails_are_not_lost(tmp_path, monkeypatch, capsys, number):
     monkeypatch.setattr(offline, "make_llm", lambda settings: None)
-    monkeypatch.setattr(offline, "answer_all", lambda model, tasks: [{"index": 0, "text": "hard won"}])
+    monkeypatch.setattr(offline, "answer_all", lambda model, tasks, emit: [{"index": 0, "text": "hard won"}])
     monkeypatch.setattr(offline.log, "setup", lambda *level: None)
     with armed("output.write", failing(number)):
         code = offline.run_generate(None, ["prompt"], None, tmp_path / "out", {"max_tokens": 1})

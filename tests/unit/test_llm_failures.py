@@ -103,3 +103,25 @@ def test_an_engine_that_dies_is_an_error_in_every_open_stream_and_in_calls_after
     assert "make a new one" in str(read(two)[1])
     with pytest.raises(EngineError, match="make a new one"):
         llm.generate("x", WISH)
+
+
+@pytest.mark.parametrize(("name", "prompts"), [("generate", ["x"] * 9), ("chat", [USER] * 9)])
+@pytest.mark.parametrize("good_steps", [0, 21, 25])
+def test_an_engine_that_dies_costs_no_answer_that_was_done(llm, monkeypatch, name, prompts, good_steps):
+    """With errors="return" each has its place; whoever watches was told of each once."""
+    wish = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+    whole = getattr(llm, name)(prompts, wish)[0].outputs[0]
+    fail(llm, monkeypatch, good_steps=good_steps, error=LostStateError("the table is lost"))
+    told, counted = {}, []
+    outputs = getattr(llm, name)(
+        prompts, wish, errors="return", on_output=told.setdefault, on_progress=lambda done, total: counted.append(done)
+    )
+    answers = [output.outputs[0] for output in outputs]
+    num_done = sum(answer.error is None for answer in answers)
+    assert num_done >= good_steps // 10 * 2
+    for answer in answers:
+        assert answer == whole if answer.error is None else answer.error == "the table is lost"
+    assert told == dict(enumerate(outputs))
+    assert counted == list(range(1, 10))
+    for answer in (output.outputs[0] for output in getattr(llm, name)(prompts, wish, errors="return")):
+        assert "make a new one" in answer.error

@@ -1,12 +1,14 @@
 """`sayfa generate`: prompts or a JSONL file through an engine in this process, results in the prompts' order.
 
 Called by `app`. Every line of a file is checked before the model is loaded, so that a typing error in line 9,000 costs
-a second and not an hour. A prompt that cannot be served becomes a result with an `error`; the others go on.
+a second and not an hour. A prompt that cannot be served becomes a result with an `error`; the others go on. Results of
+a file go to standard output as they are complete, so that whatever ends the process leaves them.
 """
 
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,7 +29,7 @@ from sayfa.server.openai.logprobs import chat_logprobs, prompt_logprobs
 
 MAX_LINE_BYTES = 16 << 20
 _PARAMS = {field.name for field in msgspec.structs.fields(SamplingParams)} - {"eos_token_ids"}
-Progress: TypeAlias = Callable[[int, int], None]
+Take: TypeAlias = Callable[[int, public.RequestOutput], None]
 _OWN = ("prompt", "messages", "id", "custom_id")
 _CHAT_NAMES = {"max_completion_tokens": "max_tokens", "top_logprobs": "logprobs"}
 
@@ -53,18 +55,18 @@ def run_generate(
     if not tasks:
         raise ConfigError("nothing to do: give prompts with -p, or a JSONL file")
     model = make_llm(settings)
-    results = answer_all(model, tasks)
+    to_stdout = file is not None and output is None
+    results = answer_all(model, tasks, _print_result if to_stdout else None)
     code = 0
     if output is not None:
         try:
-            write_output(output, (_lines(results, "utf-8") + "\n").encode())
+            write_output(output, "".join(_line(result, "utf-8") + "\n" for result in results).encode())
         except ConfigError as error:
-            print(_lines(results, sys.stdout.encoding))
+            for result in results:
+                _print_result(result)
             print(f"sayfa: error: {error}; the results are on standard output", file=sys.stderr)
             code = 1
-    elif file is not None:
-        print(_lines(results, sys.stdout.encoding))
-    else:
+    elif not to_stdout:
         text = "\n\n".join(result["text"] for result in results)
         print(text.encode(sys.stdout.encoding, "backslashreplace").decode(sys.stdout.encoding))
     for failure in (failure for result in results for failure in _failures(result)):
@@ -82,17 +84,19 @@ def _failures(result: dict[str, Any]) -> list[str]:
     return [f"{place}, answer {answer['index']}: {answer['error']}" for answer in failed]
 
 
-def _lines(results: list[dict[str, Any]], encoding: str) -> str:
-    """The results as JSONL; a line with characters that the encoding lacks has them escaped."""
-    lines = []
-    for result in results:
-        line = msgspec.json.encode(result).decode()
-        try:
-            line.encode(encoding)
-        except UnicodeEncodeError:
-            line = json.dumps(json.loads(line))
-        lines.append(line)
-    return "\n".join(lines)
+def _print_result(result: dict[str, Any]) -> None:
+    """At once, also into a file or a pipe: what ends this process later shall not take it along."""
+    print(_line(result, sys.stdout.encoding), flush=True)
+
+
+def _line(result: dict[str, Any], encoding: str) -> str:
+    """A result as JSON; characters that the encoding lacks are escaped."""
+    line = msgspec.json.encode(result).decode()
+    try:
+        line.encode(encoding)
+    except UnicodeEncodeError:
+        line = json.dumps(json.loads(line))
+    return line
 
 
 def make_llm(settings: Settings) -> public.LLM:
@@ -168,32 +172,47 @@ def _own_id(fields: dict[str, Any], where: str) -> Any:
     return value
 
 
-def answer_all(model: public.LLM, tasks: list[Task]) -> list[dict[str, Any]]:
-    """Answer all tasks with a progress bar; the results are in the tasks' order."""
+def answer_all(
+    model: public.LLM, tasks: list[Task], emit: Callable[[dict[str, Any]], None] | None = None
+) -> list[dict[str, Any]]:
+    """Answer all tasks with a progress bar; the results are in the tasks' order.
+
+    emit: is given each result as soon as it and all before it are there.
+    """
     line = ProgressLine("generate")
     results: dict[int, dict[str, Any]] = {}
+    num_emitted = 0
 
-    def progress(done: int, total: int) -> None:
-        line.show(f"{len(results) + done} of {len(tasks)}", (len(results) + done) / len(tasks))
+    def take(index: int, output: public.RequestOutput) -> None:
+        nonlocal num_emitted
+        results[index] = _result(model, index, tasks[index], output)
+        while emit is not None and num_emitted in results:
+            line.clear()
+            emit(results[num_emitted])
+            num_emitted += 1
+        line.show(f"{len(results)} of {len(tasks)}", len(results) / len(tasks))
 
     prompts = [index for index, task in enumerate(tasks) if task.prompt is not None]
     chats = [index for index, task in enumerate(tasks) if task.prompt is None]
     for indexes, answer in ((prompts, _continue), (chats, _chat)):
-        outputs = answer(model, [tasks[index] for index in indexes], progress) if indexes else []
-        for index, output in zip(indexes, outputs, strict=True):
-            results[index] = _result(model, index, tasks[index], output)
+        if indexes:
+            answer(model, [tasks[index] for index in indexes], partial(_take_at, take, indexes))
     line.clear()
     return [results[index] for index in range(len(tasks))]
 
 
-def _continue(model: public.LLM, tasks: list[Task], progress: Progress) -> list[public.RequestOutput]:
+def _take_at(take: Take, indexes: list[int], place: int, output: public.RequestOutput) -> None:
+    take(indexes[place], output)
+
+
+def _continue(model: public.LLM, tasks: list[Task], take: Take) -> None:
     prompts = [task.prompt or "" for task in tasks]
-    return model.generate(prompts, [task.params for task in tasks], on_progress=progress, errors="return")
+    model.generate(prompts, [task.params for task in tasks], on_output=take, errors="return")
 
 
-def _chat(model: public.LLM, tasks: list[Task], progress: Progress) -> list[public.RequestOutput]:
+def _chat(model: public.LLM, tasks: list[Task], take: Take) -> None:
     conversations = [task.messages or [] for task in tasks]
-    return model.chat(conversations, [task.params for task in tasks], on_progress=progress, errors="return")
+    model.chat(conversations, [task.params for task in tasks], on_output=take, errors="return")
 
 
 def _result(model: public.LLM, index: int, task: Task, output: public.RequestOutput) -> dict[str, Any]:

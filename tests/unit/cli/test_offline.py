@@ -2,13 +2,14 @@
 
 import io
 import json
+from itertools import chain, product
 
 import msgspec
 import pytest
 
 from fakes.models import make_tiny
 from sayfa import LLM, SamplingParams
-from sayfa.base.errors import ConfigError, EngineError
+from sayfa.base.errors import ConfigError, EngineError, LostStateError
 from sayfa.cli import offline
 from sayfa.cli.chat import talk
 from sayfa.cli.offline import answer_all, read_tasks
@@ -86,11 +87,12 @@ def test_results_reach_a_standard_output_of_any_encoding(tmp_path, monkeypatch, 
 class FakeModel:
     """Answers each prompt with its own text, of up to ten characters."""
 
-    def generate(self, prompts, params, on_progress, errors):
-        return [self._output(text, errors) for text in prompts]
+    def generate(self, prompts, params, on_output, errors):
+        for place, text in enumerate(prompts):
+            on_output(place, self._output(text, errors))
 
-    def chat(self, conversations, params, on_progress, errors):
-        return [self._output("chat " + messages[-1]["content"], errors) for messages in conversations]
+    def chat(self, conversations, params, on_output, errors):
+        self.generate(["chat " + messages[-1]["content"] for messages in conversations], params, on_output, errors)
 
     def _output(self, text, errors):
         assert errors == "return"
@@ -135,10 +137,75 @@ def test_results_keep_the_order_and_a_prompt_that_cannot_be_served_does_not_stop
     assert msgspec.json.encode(results)
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)])
+def test_a_result_is_written_as_soon_as_it_and_all_before_it_are_there(tmp_path, monkeypatch, capsys, order):
+    """What ends the process after that, be it the kernel, takes none of them along."""
+    written = []
+
+    class Slow(FakeModel):
+        def generate(self, prompts, params, on_output, errors):
+            for place in order:
+                on_output(place, self._output(prompts[place], errors))
+                written.append(capsys.readouterr().out)
+            raise KeyboardInterrupt
+
+    file = tmp_path / "in.jsonl"
+    file.write_text("".join(f'"{place}"\n' for place in range(4)))
+    monkeypatch.setattr(offline.log, "setup", lambda *level: None)
+    monkeypatch.setattr(offline, "make_llm", lambda settings: Slow())
+    with pytest.raises(KeyboardInterrupt):
+        offline.run_generate(None, [], file, None, {})
+    shown = [[json.loads(line)["index"] for line in text.splitlines()] for text in written]
+    assert list(chain(*shown)) == [0, 1, 2, 3]
+    for number, place in enumerate(order):
+        there = set(order[: number + 1])
+        assert place in list(chain(*shown[: number + 1])) or not there.issuperset(range(place))
+
+
+@pytest.mark.parametrize("case", [*product(["file", "output"], [LostStateError("the table is lost"), KeyError()])])
+def test_an_engine_that_is_lost_costs_no_result_that_was_complete(tiny_folder, tmp_path, monkeypatch, capsys, case):
+    """Also those of later conversations have a line, which says why."""
+    way, error = case
+    made = LLM(tiny_folder, max_model_len=128, max_num_seqs=2, kv_cache_memory="4MiB", executor="reference", seed=1)
+    step, steps = made.engine.step, []
+
+    def failing():
+        steps.append(1)
+        if len(steps) > 12:
+            raise error
+        return step()
+
+    file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    chat = '{"messages": [{"role": "user", "content": "hi"}]}'
+    file.write_text("\n".join([chat, *(f'{{"prompt": "a", "n": {1 + i % 2}}}' for i in range(9))]))
+    monkeypatch.setattr(offline.log, "setup", lambda *level: None)
+    monkeypatch.setattr(offline, "make_llm", lambda settings: made)
+    wishes = {"max_tokens": 5, "ignore_eos": True, "temperature": 0.0}
+    monkeypatch.setattr(made.engine, "step", failing)
+    assert offline.run_generate(None, [], file, output if way == "output" else None, wishes) == 1
+    out, err = capsys.readouterr()
+    results = [json.loads(line) for line in (output.read_text() if way == "output" else out).splitlines()]
+    assert [result["index"] for result in results] == list(range(10))
+    ends = [result["finish_reason"] for result in results]
+    assert ends[0] == ends[-1] == "error"
+    assert ends.count("length") >= 2
+    for result in results:
+        assert ("error" in result) == (result["finish_reason"] == "error")
+        if result["finish_reason"] == "length":
+            assert result["usage"]["completion_tokens"] == 5 * (1 + (result["index"] - 1) % 2)
+    said = "the table is lost" if isinstance(error, LostStateError) else "KeyError"
+    assert any(said in result.get("error", "") for result in results)
+    assert err.count("sayfa: prompt") >= ends.count("error")
+
+
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    folder = make_tiny("llama", tmp_path_factory.mktemp("llama"), seed=3, vocab_size=260)
-    return LLM(str(folder), max_model_len=128, max_num_seqs=4, kv_cache_memory="4MiB", executor="reference", seed=1)
+def tiny_folder(tmp_path_factory):
+    return str(make_tiny("llama", tmp_path_factory.mktemp("llama"), seed=3, vocab_size=260))
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_folder):
+    return LLM(tiny_folder, max_model_len=128, max_num_seqs=4, kv_cache_memory="4MiB", executor="reference", seed=1)
 
 
 def test_what_a_line_asks_for_is_in_its_result_in_the_form_of_the_api(tiny, tmp_path):
