@@ -111,7 +111,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, Unit("", 0, 65535)] = 8000
     """TCP port; 0 takes a free one and prints it."""
     uds: str | None = None
-    """Path of a Unix socket to listen on in place of host and port."""
+    """Path of a Unix socket to listen on in place of host and port. Only the user who runs the server can open it."""
     api_key: Annotated[list[str], Secret()] = []
     """Keys that clients must send as `Authorization: Bearer …`; may be given several times, so that keys can be changed
     without a pause. At most 512 characters each, without commas. Empty: no key is asked for."""

@@ -73,6 +73,24 @@ def parse_url(url: str) -> Place:
     return Place(parts.hostname, port or (443 if tls else 80), tls, parts.path.rstrip("/").removesuffix("/v1"), None)
 
 
+def told(status: int, body: bytes) -> str:
+    """What a server said in the place of an answer, and the way out where there is one."""
+    try:
+        sentence = str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        sentence = body[:300].decode("utf-8", "replace").strip()
+    way_out = "; give the server's key with --api-key or SAYFA_API_KEY" if status == 401 else ""
+    return f"HTTP {status}{sentence and ': '}{sentence.rstrip('.')}{way_out}"
+
+
+def why_unreachable(error: Exception) -> str:
+    """Why there is no connection, and the way out where there is one."""
+    text = str(error) or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        text += "; the variable SSL_CERT_FILE names a file of certificates to trust"
+    return text
+
+
 class CompletionClient:
     """Sends requests to one server. `model`: as the server knows it; see `first_model`."""
 
@@ -89,7 +107,7 @@ class CompletionClient:
         try:
             return str(json.loads(data)["data"][0]["id"])
         except (ValueError, LookupError, TypeError):
-            raise EngineError(f"GET /v1/models of {self.url} named no model (HTTP {status})") from None
+            raise EngineError(f"GET /v1/models of {self.url} named no model ({told(status, data)})") from None
 
     async def complete(self, prompt: str, num_output: int, extra: dict[str, Any] | None = None) -> Answer:
         """Stream one greedy completion of exactly `num_output` tokens. Raises EngineError, ConnectionError, OSError."""

@@ -31,7 +31,8 @@ Progress = Callable[[str, int, int], None]
 
 
 class PagingFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One way of keeping memory. Means over the steps in which somebody waited (over all if nobody ever did).
+    """One way of keeping memory. Means over the steps in which somebody waited (over all if nobody ever did); tokens_s
+    is of the whole run, since what nobody waits for takes time, too.
 
     held: requests running at once. filled, wasted, idle: shares of the memory's token slots that hold a token, that are
     taken but hold none, that nobody took.
@@ -130,7 +131,7 @@ class _Tally:
             idle_share=round(1 - taken, 4),
             steps=len(self._steps),
             seconds=round(self._ends_s[-1], 2),
-            tokens_s=round(sum(step.made for step in tight) / sum(step.cost_s for step in tight), 1),
+            tokens_s=round(sum(step.made for step in self._steps) / sum(step.cost_s for step in self._steps), 1),
             preemptions=preemptions,
             latency_mean_s=round(sum(self._ends_s) / len(self._ends_s), 2),
         )

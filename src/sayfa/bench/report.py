@@ -113,6 +113,7 @@ def table(results: Sequence[WorkloadFigures]) -> list[str]:
         )
         if run.short:
             lines.append(f"{'':<9}  {run.short} of {run.requests} answers were shorter than asked for")
+    lines.append("times are p50 / p95 / p99")
     return lines
 
 

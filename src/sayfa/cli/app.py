@@ -104,7 +104,9 @@ def generate(
 def chat(
     given: Given,
     *,
-    url: Url = None,
+    url: Annotated[
+        str | None, Parameter(help="Address of a running server. Empty: the model runs in this process.")
+    ] = None,
     api_key: ServerKey = None,
     system: Annotated[str | None, Parameter(help="What the model is told before the conversation.")] = None,
     max_tokens: Annotated[int, Parameter(help="Most tokens of an answer.")] = 512,

@@ -18,7 +18,7 @@ import msgspec
 from sayfa import __version__
 from sayfa.base.config import Settings
 from sayfa.base.errors import ConfigError
-from sayfa.bench.client import CompletionClient
+from sayfa.bench.client import CompletionClient, why_unreachable
 from sayfa.bench.launch import LaunchedServer, end_politely, free_port
 from sayfa.bench.load import run_workload
 from sayfa.bench.report import WorkloadFigures, table
@@ -73,7 +73,7 @@ async def _model_of(client: CompletionClient) -> str:
     try:
         return await client.first_model()
     except OSError as error:
-        raise ConfigError(f"--url {client.url} cannot be reached: {error}") from None
+        raise ConfigError(f"--url {client.url} cannot be reached: {why_unreachable(error)}") from None
 
 
 @contextlib.contextmanager

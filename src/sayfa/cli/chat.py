@@ -4,7 +4,6 @@ Called by `app`. Answers appear as they come; Ctrl-C ends the answer, Ctrl-D or 
 it.
 """
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,8 +13,10 @@ import msgspec
 
 from sayfa.base import log
 from sayfa.base.config import Settings
-from sayfa.base.errors import EngineError, SayfaError
+from sayfa.base.errors import ConfigError, EngineError, SayfaError
 from sayfa.base.sampling_params import SamplingParams
+from sayfa.bench.client import parse_url, told, why_unreachable
+from sayfa.cli.options import check_wishes
 
 Message = dict[str, str]
 Answerer = Callable[[list[Message]], Iterator[str]]
@@ -28,6 +29,9 @@ def run_chat(
 ) -> int:
     """Talk until the input ends; return 0, or 1 if an answer failed and nobody is at the terminal."""
     log.setup("warning", "text")
+    check_wishes(wishes)
+    if wishes["max_tokens"] < 1:
+        raise ConfigError(f"--max-tokens is {wishes['max_tokens']}, but must be at least 1")
     answerer = _remote(url, api_key, wishes) if url else _local(settings, wishes)
     return talk(answerer, sys.stdin, sys.stdout, system)
 
@@ -82,32 +86,44 @@ def _local(settings: Settings, wishes: dict[str, Any]) -> Answerer:
 
     model = make_llm(settings)
     params = SamplingParams(**wishes)
-    params.check()
     return lambda messages: model.stream_chat(messages, params)
 
 
 def _remote(url: str, api_key: str | None, wishes: dict[str, Any]) -> Answerer:
-    base = url.rstrip("/").removesuffix("/v1")
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    client = httpx2.Client(headers=headers, timeout=httpx2.Timeout(10.0, read=600.0))
-    try:
-        model = client.get(f"{base}/v1/models").raise_for_status().json()["data"][0]["id"]
-    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, LookupError, TypeError) as error:
-        raise EngineError(f"{base} names no model: {error}") from None
+    place = parse_url(url)
+    host = f"[{place.host}]" if ":" in place.host else place.host
+    base = "http://localhost" if place.uds else f"http{'s' if place.tls else ''}://{host}:{place.port}{place.base}"
+    client = httpx2.Client(
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        timeout=httpx2.Timeout(10.0, read=600.0),
+        mounts={"all://": httpx2.HTTPTransport(uds=place.uds)} if place.uds else None,
+    )
+    model = _first_model(client, base, url)
 
     def answer(messages: list[Message]) -> Iterator[str]:
         body = {"model": model, "messages": messages, "stream": True, **wishes}
         try:
             with client.stream("POST", f"{base}/v1/chat/completions", json=body) as response:
                 if response.status_code != 200:
-                    raise EngineError(_message(response.read()))
+                    raise EngineError(told(response.status_code, response.read()))
                 for line in _lines(response.iter_bytes()):
                     if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
                         yield _delta(line[5:])
         except httpx2.HTTPError as error:
-            raise EngineError(f"{base}: {error}") from None
+            raise EngineError(f"{url}: {why_unreachable(error)}") from None
 
     return answer
+
+
+def _first_model(client: httpx2.Client, base: str, url: str) -> str:
+    try:
+        response = client.get(f"{base}/v1/models")
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise EngineError(f"--url {url} cannot be reached: {why_unreachable(error)}") from None
+    try:
+        return str(response.json()["data"][0]["id"])
+    except (ValueError, LookupError, TypeError):
+        raise EngineError(f"--url {url} names no model ({told(response.status_code, response.content)})") from None
 
 
 def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
@@ -147,10 +163,3 @@ def _delta(data: bytes) -> str:
         raise EngineError(str(told or event.error or "the server reports an error without a message"))
     delta = event.choices[0].delta if event.choices else None
     return (delta and delta.content) or ""
-
-
-def _message(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        return body[:300].decode("utf-8", "replace")

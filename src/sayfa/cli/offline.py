@@ -22,6 +22,7 @@ from sayfa.base.faults import fault
 from sayfa.base.sampling_params import SamplingParams
 from sayfa.base.settings import nearest
 from sayfa.base.step import TokenLogprobs
+from sayfa.cli.options import check_wishes
 from sayfa.cli.output import check_output, write_output
 from sayfa.cli.show import ProgressLine
 from sayfa.server.answer import Entry
@@ -49,6 +50,7 @@ def run_generate(
     """Answer the prompts; return 0, or 1 if any of them failed. Raises ConfigError before any work."""
     log.setup("warning", "text")
     check_output(output)
+    check_wishes(wishes)
     tasks = [_task({"prompt": prompt}, wishes, "--prompt") for prompt in prompts]
     if file is not None:
         tasks += read_tasks(file, wishes)
@@ -114,7 +116,8 @@ def read_tasks(file: Path, wishes: dict[str, Any]) -> list[Task]:
         fault("batch.read")
         data = file.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+        way_out = "; a prompt is given with -p" if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"{file} cannot be read: {error.strerror}{way_out}") from None
     tasks = []
     for number, line in enumerate(data.splitlines(), 1):
         if not line.strip():

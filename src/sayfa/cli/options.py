@@ -15,7 +15,8 @@ from typing import Annotated, Any
 from cyclopts import Group, Parameter
 
 from sayfa.base.config import PARTS, Settings
-from sayfa.base.errors import ConfigError
+from sayfa.base.errors import ConfigError, InvalidRequest
+from sayfa.base.sampling_params import SamplingParams
 from sayfa.base.settings import Field, docs, fields, load
 from sayfa.cli.config_file import read_config_file
 
@@ -41,6 +42,14 @@ def first_key(given: str | None) -> str | None:
     if key and not (key.isascii() and key.isprintable()):
         raise ConfigError("--api-key holds characters that no HTTP header can carry")
     return key
+
+
+def check_wishes(wishes: dict[str, Any]) -> None:
+    """Raise ConfigError for sampling flags with which nothing could be sampled, before any work."""
+    try:
+        SamplingParams(**wishes).check()
+    except InvalidRequest as error:
+        raise ConfigError(f"--{(error.param or '').replace('_', '-')}: {error}") from None
 
 
 def with_settings(run: Callable[..., int], parts: Sequence[str], *, model_first: bool = True) -> Callable[..., int]:

@@ -194,6 +194,16 @@ def test_the_same_memory_holds_clearly_more_requests_with_pages(seed):
         assert result.filled_share + result.wasted_share + result.idle_share == pytest.approx(1, abs=0.001)
 
 
+@pytest.mark.parametrize("count", [10, 40, 160])
+def test_pages_do_not_look_slower_where_few_requests_wait(count):
+    """The speed is that of the whole run: that of the steps in which somebody waited was mostly that of prompts."""
+    mix = request_mix(count, 2048, 1)
+    paged, contiguous, static = compare_paging(count, 16_384, 2048, 1, lambda *_: None)
+    assert paged.tokens_s >= contiguous.tokens_s >= static.tokens_s
+    for result in (paged, contiguous, static):
+        assert result.tokens_s == pytest.approx(sum(answer for _, answer in mix) / result.seconds, rel=0.01)
+
+
 def test_a_mix_fits_its_context_and_repeats_for_a_seed():
     for seed in range(5):
         mix = request_mix(500, 512, seed)

@@ -1,14 +1,19 @@
 """`sayfa chat --url`: whatever a server sends is an answer or an error that ends the answer, never the program."""
 
+import asyncio
 import functools
 import io
 import json
+import socketserver
+import threading
+from http.server import BaseHTTPRequestHandler
 
 import httpx2
 import pytest
 
-from sayfa.base.errors import EngineError
-from sayfa.cli import chat
+from sayfa.base.errors import ConfigError, EngineError
+from sayfa.bench.client import CompletionClient
+from sayfa.cli import chat, main
 
 
 @pytest.fixture
@@ -91,7 +96,86 @@ def test_an_event_without_text_says_nothing(answerer_of, data):
     assert "".join(answerer_of(event("a"), b"data:" + data + b"\n\n", event("b"), DONE)([])) == "ab"
 
 
-@pytest.mark.parametrize("url", ["http://[::1", "http://a\x00b", "nowhere", "http://127.0.0.1:99999"])
+@pytest.mark.parametrize(
+    "url", ["http://[::1", "http://a\x00b", "nowhere.invalid", "http://127.0.0.1:99999", "ftp://x"]
+)
 def test_an_address_that_is_none_is_told_in_a_sentence(url):
-    with pytest.raises(EngineError, match="names no model"):
+    with pytest.raises((ConfigError, EngineError), match="--url"):
         chat._remote(url, None, {})
+
+
+@pytest.fixture
+def bound(tmp_path):
+    """A server on a Unix socket that answers each request alike; `say` sets what. Gives its address."""
+
+    class Answering(BaseHTTPRequestHandler):
+        def do_GET(self):
+            status, data = said[0]
+            self.send_response(status)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def address_string(self):
+            return "-"
+
+        def log_message(self, *args):
+            pass
+
+    class Listening(socketserver.UnixStreamServer):
+        daemon_threads = True
+
+    said = [(200, b"")]
+    server = Listening(str(tmp_path / "s"), Answering)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http+unix://{tmp_path}/s", lambda status, data: said.insert(0, (status, data))
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def both_clients_on(url):
+    """What chat and bench say of a server."""
+    for ask in (lambda: chat._remote(url, None, {}), lambda: asyncio.run(CompletionClient(url).first_model())):
+        with pytest.raises(EngineError) as caught:
+            ask()
+        yield str(caught.value)
+
+
+def test_the_address_of_a_unix_socket_is_taken_as_the_start_prints_it(bound):
+    url, say = bound
+    say(200, b'{"data": [{"id": "tiny"}]}')
+    assert chat._remote(url, None, {}) is not None
+
+
+def test_a_server_without_a_scheme_is_asked_over_http():
+    with pytest.raises(EngineError, match=r"127\.0\.0\.1:1 cannot be reached: .*refused"):
+        chat._remote("127.0.0.1:1", None, {})
+
+
+def test_who_is_refused_reads_why_and_the_way_out_in_one_line(bound):
+    url, say = bound
+    say(401, b'{"error": {"message": "There is no valid API key."}}')
+    for line in both_clients_on(url):
+        assert "HTTP 401: There is no valid API key; give the server's key with --api-key or SAYFA_API_KEY" in line
+        assert "\n" not in line
+    say(503, b"busy\n")
+    assert all("(HTTP 503: busy)" in line for line in both_clients_on(url))
+
+
+@pytest.mark.parametrize("command", ["chat", "generate", "chat --url http://127.0.0.1:1"])
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [("--max-tokens", "-1", "must lie in"), ("--temperature", "-1", "must lie in"), ("--temperature", "nan", "")],
+)
+def test_a_sampling_flag_that_cannot_be_is_named_before_any_work(capsys, command, flag, value, words):
+    assert main([*command.split(), "--model", "/nowhere", flag, value]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"sayfa: error: {flag}: ")
+    assert words in line
+
+
+def test_a_conversation_needs_room_for_an_answer(capsys):
+    assert main(["chat", "--model", "/nowhere", "--max-tokens", "0"]) == 2
+    assert capsys.readouterr().err == "sayfa: error: --max-tokens is 0, but must be at least 1\n"
