@@ -168,6 +168,31 @@ def test_a_collector_gets_the_reason_of_a_failed_start_as_json(tmp_path, flags):
     assert "nowhere" in lines[-1]["message"]
 
 
+NEVER_SENT = [
+    *[("--cors-origins", origin) for origin in
+      ("a.example", "https://a.example/", "https://A.example", "https://a.example:443", "http://a:80", "https://")],
+    *[("--allowed-hosts", host) for host in
+      ("a.example:8000", "https://a.example", "a.example/", "::1", "*.example", "[::1]:80", "é.example")],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("flag", "value"), NEVER_SENT)
+def test_a_name_that_no_request_could_have_is_refused_and_not_met_by_silence(capsys, flag, value):
+    """All pages of a browser, or all requests, would be turned away by a server that seems well."""
+    option = {flag[2:].replace("-", "_"): [value]}
+    with pytest.raises(ConfigError) as refused:
+        bind(ServerOptions(port=0, **option))
+    code, _, err = run(capsys, "serve", "--check-config", flag, value)
+    assert (code, err) == (2, f"sayfa: error: {refused.value}\n")
+    assert err.startswith(f"sayfa: error: {flag} holds '{value}'")
+
+
+def test_names_that_requests_have_are_taken(capsys):
+    origins = "*,null,https://a.example,http://localhost:3000,https://[::1]:8443,chrome-extension://abc"
+    hosts = "*,a.example,A.Example,a_b,127.0.0.1,[::1],localhost"
+    assert run(capsys, "serve", "--check-config", "--cors-origins", origins, "--allowed-hosts", hosts)[0] == 0
+
+
 def test_check_config_accepts_files_of_tls_that_fit(capsys, tmp_path):
     for name, text in (("cert.pem", CERTIFICATE), ("key.pem", KEY)):
         (tmp_path / name).write_text(text)
