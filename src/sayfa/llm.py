@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import msgspec
 
 from sayfa.base.errors import ConfigError, EngineError, InvalidRequest, Overloaded, RequestError
+from sayfa.base.interrupts import held_back
 from sayfa.base.log import logger
 from sayfa.base.messages import EngineOutput, Request
 from sayfa.base.registry import Registry
@@ -229,6 +230,7 @@ class _OpenJobs:
 
     Whoever makes a step, each job gets its own outputs of it. A call that ends or is given up says so with `leave`,
     which may come at any time: a stream that nobody holds is closed wherever garbage is collected, also inside a step.
+    Ctrl-C waits until the engine is whole again, so that who stopped an answer can ask on.
     """
 
     def __init__(self, engine: "Engine") -> None:
@@ -237,6 +239,7 @@ class _OpenJobs:
         self._left: list[str] = []
         self._at_work = False
 
+    @held_back()
     def enter(self, request: Request, job: Job) -> bool:
         """Queue a job's request; False if the queue is full and steps will make room. Raises as `Engine.add`."""
         self._at_work = True
@@ -251,6 +254,7 @@ class _OpenJobs:
         self._jobs[request.id] = job
         return True
 
+    @held_back()
     def step(self) -> None:
         """Make a step and give each job its outputs. Raises EngineError if the engine has nothing to do."""
         self._free()
@@ -289,6 +293,7 @@ class _OpenJobs:
         elif job.stopped(output):
             self._engine.abort([output.id], [output.branch])
 
+    @held_back()
     def _free(self) -> None:
         """Abort the requests that were left; with no job here, step until the engine has told all."""
         self._at_work = True

@@ -1,5 +1,7 @@
 """The offline door when the engine fails a request or dies: no answer ends short without a word."""
 
+import signal
+
 import pytest
 
 from fakes.models import make_tiny
@@ -125,3 +127,37 @@ def test_an_engine_that_dies_costs_no_answer_that_was_done(llm, monkeypatch, nam
     assert counted == list(range(1, 10))
     for answer in (output.outputs[0] for output in getattr(llm, name)(prompts, wish, errors="return")):
         assert "make a new one" in answer.error
+
+
+def interrupted(llm, monkeypatch, *, good_steps):
+    """Let Ctrl-C come inside of one step."""
+    runner = llm.engine._runner._runner
+    prepare, made = runner._prepare, []
+
+    def prepared(rows):
+        made.append(1)
+        if len(made) == good_steps + 1:
+            signal.raise_signal(signal.SIGINT)
+        return prepare(rows)
+
+    monkeypatch.setattr(runner, "_prepare", prepared)
+
+
+@pytest.mark.parametrize("good_steps", [0, 1, 5, 19])
+def test_who_stops_an_answer_with_ctrl_c_can_ask_on(llm, monkeypatch, good_steps):
+    whole = "".join(llm.stream_chat(USER, WISH))
+    outputs = llm.generate(["x"] * 9, WISH)
+    interrupted(llm, monkeypatch, good_steps=good_steps)
+    pieces = []
+    with pytest.raises(KeyboardInterrupt):
+        pieces.extend(llm.stream_chat(USER, WISH))
+    assert whole.startswith("".join(pieces))
+    assert not llm.engine.has_requests
+    for errors in ("raise", "return"):
+        interrupted(llm, monkeypatch, good_steps=good_steps)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["x"] * 9, WISH, errors=errors)
+        assert not llm.engine.has_requests
+    assert "".join(llm.stream_chat(USER, WISH)) == whole
+    assert [output.outputs for output in llm.generate(["x"] * 9, WISH)] == [output.outputs for output in outputs]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
