@@ -212,9 +212,18 @@ def test_a_unix_socket_is_private_and_a_stale_one_is_replaced(tmp_path: Path) ->
     bind(ServerOptions(uds=str(path))).close()
     other = tmp_path / "file"
     other.write_text("keep me")
-    with pytest.raises(ConfigError, match="cannot be used"):
+    with pytest.raises(ConfigError, match="is there already and is no socket; remove it"):
         bind(ServerOptions(uds=str(other)))
     assert other.read_text() == "keep me"
+
+
+def test_a_socket_that_cannot_be_made_is_refused_with_the_reason(tmp_path: Path) -> None:
+    for path, words in (
+        (tmp_path / "no" / "s", "No such file"),
+        (tmp_path / ("a" * 200), "too long.*107; name a short"),
+    ):
+        with pytest.raises(ConfigError, match=f"--uds {path} cannot be used .*{words}"):
+            bind(ServerOptions(uds=str(path)))
 
 
 def test_the_url_is_one_that_works_here() -> None:

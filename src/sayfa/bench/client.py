@@ -121,8 +121,8 @@ class CompletionClient:
         status, lines, writer = await self._open("POST", "/v1/completions", msgspec.json.encode(body))
         try:
             if status != 200:
-                text = b"".join([line async for line in lines])[:600].decode("utf-8", "replace")
-                raise EngineError(f"HTTP {status} from POST /v1/completions: {text}", code="http_error")
+                answer = b"".join([line async for line in lines])
+                raise EngineError(f"POST /v1/completions of {self.url}: {told(status, answer)}", code="http_error")
             async for line in lines:
                 reader.line(line)
         finally:

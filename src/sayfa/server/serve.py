@@ -97,7 +97,9 @@ def bind(options: ServerOptions) -> socket.socket:
 def _bind_unix(path: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
+        if os.path.exists(path):
+            if not stat.S_ISSOCK(os.stat(path).st_mode):
+                raise ConfigError(f"--uds {path} is there already and is no socket; remove it, or name another path.")
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
                 if probe.connect_ex(path) == 0:
                     raise ConfigError(f"--uds {path} is in use by another server.")
@@ -107,7 +109,9 @@ def _bind_unix(path: str) -> socket.socket:
         sock.listen(2048)
     except OSError as error:
         sock.close()
-        raise ConfigError(f"--uds {path} cannot be used ({error.strerror}).") from None
+        # A path that is too long is refused before the system is asked, whose sentence is missing then.
+        reason = error.strerror or f"{error}: {len(os.fsencode(path))} bytes, where Linux takes 107; name a shorter one"
+        raise ConfigError(f"--uds {path} cannot be used ({reason}).") from None
     except ConfigError:
         sock.close()
         raise
