@@ -192,8 +192,7 @@ async def _load(
         ending.engine_failed()
         return
     except SayfaError as error:
-        log.error("%s", error)
-        ending.fail(2)
+        ending.fail(2, str(error))
         return
     except Exception:
         log.exception("the tokenizer could not be loaded")
@@ -243,6 +242,7 @@ class Ending:
         self._drain: asyncio.Task[None] | None = None
         self._died_s: float | None = None
         self._seen_ready = False
+        self._told = ""
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
@@ -302,13 +302,21 @@ class Ending:
         failure = self._client.failure
         self.exit_code = failure.exit_code if failure is not None else 1
         if failure is not None:
-            log.error("%s", failure.message)
+            self._tell(failure.message)
         self._stop()
 
-    def fail(self, exit_code: int) -> None:
+    def fail(self, exit_code: int, why: str | None = None) -> None:
         """End because the text side cannot be had."""
         self.exit_code = exit_code
+        if why is not None:
+            self._tell(why)
         self._stop()
+
+    def _tell(self, why: str) -> None:
+        """Say it once, though engine and text side may both find the same fault of a file."""
+        if why != self._told:
+            log.error("%s", why)
+        self._told = why
 
     def _stop(self) -> None:
         self._context.draining = True

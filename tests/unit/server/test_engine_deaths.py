@@ -8,6 +8,7 @@ import pytest
 from fakes.client import FakeEngineClient
 from sayfa.base.clock import FakeClock
 from sayfa.base.config import ServerOptions
+from sayfa.base.messages import Failed
 from sayfa.server.context import ServerContext
 from sayfa.server.serve import Ending
 from sayfa.wire.client import ClientState
@@ -21,13 +22,13 @@ class Life:
         self.client = FakeEngineClient()
         self.context = ServerContext(self.client, None, ServerOptions(), ["m"], "0", clock=self.clock)
         server = SimpleNamespace(should_exit=False)
-        self._ending = Ending(server, self.client, self.context)  # type: ignore[arg-type]
+        self.ending = Ending(server, self.client, self.context)  # type: ignore[arg-type]
 
     def go_through(self, *states: ClientState, each_s: float = 1.0) -> None:
         for state in states:
             self.clock.advance(each_s)
             self.client.state = state
-            self._ending.engine_changed(state)
+            self.ending.engine_changed(state)
 
     @property
     def restarts(self) -> float:
@@ -70,3 +71,19 @@ def test_of_a_death_before_it_ever_served_the_report_of_the_start_tells(caplog: 
     caplog.set_level(logging.INFO, "sayfa.server")
     Life().go_through("dead", "starting", "ready")
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize(
+    "words", [("model.gguf: cut off", "model.gguf: cut off"), ("no config.json", "no tokenizer.json")]
+)
+def test_a_fault_that_both_sides_find_is_told_once(
+    caplog: pytest.LogCaptureFixture, order: int, words: tuple[str, str]
+) -> None:
+    life = Life()
+    life.client.failure = Failed(words[0], 2)  # type: ignore[attr-defined]
+    ways = [life.ending.engine_failed, lambda: life.ending.fail(2, words[1])]
+    for end in ways if order == 0 else ways[::-1]:
+        end()
+    assert sorted(caplog.messages) == sorted(set(words))
+    assert life.ending.exit_code == 2
