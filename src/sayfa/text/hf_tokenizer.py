@@ -82,8 +82,9 @@ def _refuse_split(config: dict[str, Any]) -> None:
     split = config.get("split_special_tokens")
     if split not in (None, False):
         raise ModelError(
-            f"tokenizer_config.json: `split_special_tokens` is {quoted(split, 60)}: control tokens, also those of the chat "
-            "template, would be plain text, which is not served; set it to false if the model knows them as tokens."
+            f"tokenizer_config.json: `split_special_tokens` is {quoted(split, 60)}: control tokens, also those of the "
+            "chat template, would be plain text, which is not served; set it to false if the model knows them as "
+            "tokens."
         )
 
 
