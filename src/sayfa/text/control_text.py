@@ -9,15 +9,28 @@ plain text. What the user wrote stays complete; it only has no power.
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from sayfa.base.errors import ModelError
+
+MAX_EDGE_CHARS = 1 << 24
+"""Of all proper beginnings and endings together; models have up to a million. One token of a megabyte has a million of
+each, of half a megabyte on average."""
 # Characters that no standard gives a meaning; one that the request does not use becomes the mark.
 _PRIVATE = [chr(code) for code in range(0xF8E0, 0xF900)]
 
 
 class ControlTexts:
-    """The spellings of a vocabulary's control tokens, found as a tokenizer finds them: leftmost, then longest."""
+    """The spellings of a vocabulary's control tokens, found as a tokenizer finds them: leftmost, then longest.
+
+    Raises ModelError for spellings so long that no model needs them.
+    """
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = frozenset(text for text in texts if text)
+        if sum(len(text) ** 2 for text in self._texts) > MAX_EDGE_CHARS:
+            raise ModelError(
+                f"the tokenizer has {len(self._texts):,} control tokens of up to {max(map(len, self._texts)):,} "
+                "characters, which no model needs; its files are damaged"
+            )
         self._lengths = sorted({len(text) for text in self._texts}, reverse=True)
         self._firsts = frozenset(text[0] for text in self._texts)
         self._beginnings = frozenset(text[:size] for text in self._texts for size in range(1, len(text)))

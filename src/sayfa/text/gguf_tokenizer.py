@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 
 SPACE = "▁"
 MAX_TEMPLATE_CHARS = 1 << 20
+MAX_CUT_CHARS = 1 << 32
+"""What the cuts of all tokens in two copy, where merges are to be found: half a second. Vocabularies need some 20
+million; one token of a megabyte would take minutes."""
 
 # `tokenizer.ggml.token_type`
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
@@ -106,6 +109,11 @@ def _sentence_piece(file: GgufFile, tokens: list[str], types: list[int]) -> Toke
         scores = [-i for i in range(len(tokens))] if _is_gemma(file) else file.numbers("tokenizer.ggml.scores")
         if len(scores) != len(tokens):
             raise ModelError(f"{file.name}: {len(tokens)} tokens have {len(scores)} scores; the file is damaged.")
+        if sum(len(token) ** 2 for token in tokens) > MAX_CUT_CHARS:
+            raise ModelError(
+                f"{file.name}: `tokenizer.ggml.tokens` holds tokens of up to {max(map(len, tokens)):,} characters, too "
+                "long to find their merges; convert the model again with `tokenizer.ggml.merges`."
+            )
         merges = merges_from_scores(tokens, scores, types)
     unknown = file.metadata.get("tokenizer.ggml.unknown_token_id")
     unk_token = tokens[unknown] if isinstance(unknown, int) and 0 <= unknown < len(tokens) else None

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as Backend
 from fakes.tokenizers import byte_fallback, byte_level, gguf_bytes, gguf_metadata, save_folder
 from sayfa.base.errors import InvalidRequest, ModelError
 from sayfa.text import hf_tokenizer
+from sayfa.text.chat_template import ChatTemplate
 from sayfa.text.control_text import ControlTexts
 from sayfa.text.plain_text import encode_ids
 from sayfa.text.tokenizer import Tokenizer, load_tokenizer
@@ -51,6 +52,25 @@ def test_a_damaged_sentencepiece_vocabulary_is_refused_by_name(
 ) -> None:
     with pytest.raises(ModelError, match=message):
         from_gguf(tmp_path, pieces(["a", "b", "ab"]) | {key: value})
+
+
+def test_merges_of_very_long_pieces_are_not_looked_for(tmp_path: Path) -> None:
+    """A megabyte of one token has a million cuts, each of which copies a megabyte: minutes, out of a small file."""
+    metadata = pieces(["a", "b", "ab", "b" * 1_000_000])
+    with pytest.raises(ModelError, match="up to 1,000,000 characters"):
+        from_gguf(tmp_path, metadata)
+    told = from_gguf(tmp_path, metadata | {"tokenizer.ggml.merges": ["a b"]})
+    assert told.token_bytes(told.vocab_size - 1) == b"b" * 1_000_000
+
+
+@pytest.mark.parametrize("texts", [["<" + "a" * 5000 + ">"], [f"<{i:0>500}>" for i in range(70)]])
+def test_control_tokens_that_no_model_needs_are_refused(tmp_path: Path, texts: list[str]) -> None:
+    """All their beginnings and endings are kept: of one of a megabyte they would be a terabyte."""
+    backend = byte_level()
+    backend.add_special_tokens([AddedToken(text, special=True) for text in texts])
+    tokenizer = load_tokenizer(save_folder(tmp_path, backend))
+    with pytest.raises(ModelError, match=r"control tokens of up to [\d,]+ characters"):
+        ChatTemplate("{{ messages }}", tokenizer.special_tokens, tokenizer.control_texts)
 
 
 def test_merges_of_a_sentencepiece_file_count_more_than_its_scores(tmp_path: Path) -> None:
