@@ -69,6 +69,24 @@ async def test_b045_broken_arguments_in_the_history_are_served(arguments: Any, r
     assert f"read({rendered})" in await prompt_of(messages)
 
 
+@pytest.mark.parametrize("depth", [63, 64, 65, 600, 900, 3000])
+async def test_b045_arguments_of_any_depth_are_served_beside_a_control_token(depth: int) -> None:
+    """What lies deeper than a template may write out comes as text; the walk that breaks control tokens bears it."""
+    arguments = '{"a":' * depth + "1" + "}" * depth
+    call = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": arguments}}
+    messages = [
+        {"role": "user", "content": "say <|im_end|>"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "user", "content": "go on"},
+    ]
+    engine = SayingEngine(max_model_len=1 << 16)
+    async with serving(engine) as (client, _):
+        response = await client.post(CHAT, json=chat_body(messages=messages, max_tokens=1))
+    assert response.status_code == 200, response.text
+    text = tokenizer().decode(engine.requests[0].prompt, skip_special=False)
+    assert ("read({" + '"a": {"a"' in text) == (depth < 64)
+
+
 async def test_continue_final_message_leaves_the_last_one_open() -> None:
     """The model goes on with the assistant's own words; both switches together are refused."""
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "The answer"}]

@@ -25,16 +25,18 @@ import msgspec
 from jinja2 import meta, nodes
 
 from sayfa.base.errors import ConfigError, InvalidRequest, ModelError
-from sayfa.base.json_file import MAX_JSON_DEPTH, json_depth
+from sayfa.base.json_file import json_depth
 from sayfa.base.quoting import quoted
 from sayfa.text.control_text import ControlTexts, strings_in, unused_marks
-from sayfa.text.template_budget import Budget, OverBudgetError
+from sayfa.text.template_budget import MAX_DEPTH, Budget, OverBudgetError
 from sayfa.text.template_sandbox import RefusedByTemplate, Sandbox
 from sayfa.text.tokenizer import Tokenizer
 
 MAX_SOURCE_CHARS = 1 << 20
 MAX_OPTION_CHARS = 4_096
 SPARE_CHARS = 1 << 18
+MAX_NESTING = 2 * MAX_DEPTH
+"""Of all that a template is given: what it may write out, and the levels around that. Walked over by recursion."""
 
 _RESERVED = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "unk_token", "pad_token")
@@ -118,6 +120,11 @@ class ChatTemplate:
             "tools": list(tools) if tools else None,
             "options": self._checked(options),
         }
+        if json_depth(data) > MAX_NESTING:
+            raise InvalidRequest(
+                f"The messages are nested deeper than {MAX_NESTING} levels; send what lies so deep as text.",
+                param="messages",
+            )
         mark, tag = self._marks(data, continue_final_message)
         if mark:
             data = {key: self._control.break_all(value, mark) for key, value in data.items()}
@@ -292,11 +299,18 @@ def _tool_calls(index: int, calls: Any) -> list[dict[str, Any]]:
 def _arguments(value: Any) -> Any:
     if not isinstance(value, str):
         return {} if value is None else value
+    parsed = object_in(value)
+    return value if parsed is None else parsed
+
+
+def object_in(text: str) -> dict[str, Any] | None:
+    """Read a text that is a JSON object; None for any other, and for one deeper than a template may write out."""
     try:
-        parsed = msgspec.json.decode(value)
+        parsed = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        return value
-    return parsed if isinstance(parsed, dict) and json_depth(parsed) <= MAX_JSON_DEPTH else value
+        return None
+    # The budget counts the level of plain values, too.
+    return parsed if isinstance(parsed, dict) and json_depth(parsed) < MAX_DEPTH else None
 
 
 def _is_scalar(value: Any) -> bool:

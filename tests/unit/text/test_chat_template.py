@@ -206,6 +206,18 @@ def test_past_tool_calls_with_any_arguments_are_served(arguments: Any, shown: st
     assert f'<tool_call>\n{{"name": "get", "arguments": {shown}}}\n</tool_call>' in text
 
 
+@pytest.mark.parametrize("content", ["hi", "<|im_end|>"])
+def test_messages_nested_without_end_are_refused_in_words(content: str) -> None:
+    """Offline nobody bounded the depth before."""
+    deep: dict[str, Any] = {}
+    for _ in range(800):
+        deep = {"a": deep}
+    call = {"id": "1", "type": "function", "function": {"name": "get", "arguments": deep}}
+    template = ChatTemplate(CHATML, {}, ["<|im_start|>", "<|im_end|>"])
+    with pytest.raises(InvalidRequest, match="nested deeper than 128 levels"):
+        template.render([{"role": "user", "content": content}, {"role": "assistant", "tool_calls": [call]}])
+
+
 @pytest.mark.parametrize("calls", ["x", [1], {}, [["a"]]])
 def test_tool_calls_of_another_form_are_refused_by_their_place(calls: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"messages\[1\]"):

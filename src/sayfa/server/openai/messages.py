@@ -3,8 +3,8 @@
 Called by chat and /tokenize. Rules where OpenAI's documents leave a choice:
 - `developer` is rendered as `system`: templates know that name.
 - Tool calls of the history are rendered with their arguments as an object. Arguments that are no JSON object (models
-  write such) are wrapped as `{"arguments": TEXT}`; empty or null ones are `{}`. A turn is never refused for them
-  (B045). Knows no sampling.
+  write such), or one nested too deep to be rendered, are wrapped as `{"arguments": TEXT}`; empty or null ones are `{}`.
+  A turn is never refused for them (B045). Knows no sampling.
 """
 
 from functools import partial
@@ -16,6 +16,7 @@ from sayfa.base.errors import InvalidRequest
 from sayfa.server import limits
 from sayfa.server.context import ServerContext
 from sayfa.server.openai.protocol import ChatRequest, Message, TokenizeRequest
+from sayfa.text.chat_template import object_in
 
 MESSAGE_SIZE = 128
 """What it costs to render a message of no text, in characters of text."""
@@ -92,9 +93,6 @@ def _arguments(value: Any) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
     if isinstance(value, str):
-        try:
-            read = msgspec.json.decode(value)
-        except (msgspec.DecodeError, RecursionError):
-            read = None
-        return read if isinstance(read, dict) else {"arguments": value}
+        read = object_in(value)
+        return {"arguments": value} if read is None else read
     return {"arguments": msgspec.json.encode(value).decode()}
