@@ -79,7 +79,8 @@ def _byte_id(byte: int) -> tuple[int, ...]:
 
 
 class SayingEngine(FakeEngineClient):
-    """Emits the ids that `says(request, branch)` gives, then the end token; obeys max_tokens; scores each token.
+    """Emits the ids that `says(request, branch)` gives, then the end token; obeys max_tokens and the context; scores
+    each token.
 
     The log-probability of token t at position p is -(t + p) / 1000, so that tests can tell values apart; alternatives
     follow it. merge: how many tokens an output holds.
@@ -93,8 +94,8 @@ class SayingEngine(FakeEngineClient):
         super().__init__(self._play_back, **{"vocab_size": vocab, "max_model_len": CONTEXT, **info})
 
     def _play_back(self, request: Request, branch: int) -> list[int]:
-        room = CONTEXT - len(request.prompt)
-        limit = room if request.params.max_tokens is None else request.params.max_tokens
+        room = (self.info.max_model_len if self.info else CONTEXT) - len(request.prompt)
+        limit = room if request.params.max_tokens is None else min(request.params.max_tokens, room)
         answer = self.says(request, branch)
         if request.params.ignore_eos:
             answer = (answer * (1 + limit // max(1, len(answer))))[:limit]

@@ -208,6 +208,44 @@ async def test_b038_the_rules_of_max_tokens() -> None:
         refused(await client.post(TEXT, json=text_body(max_tokens=-1)), param="max_tokens")
 
 
+async def test_b038_a_default_length_is_each_prompt_s_own() -> None:
+    """A long prompt beside it does not cut the answer to a short one."""
+    async with serving(SayingEngine(lambda request, branch: [5] * 1000)) as (client, _):
+        body = text_body(prompt=[[1] * (CONTEXT - 2), [1] * 5], return_token_ids=True)
+        choices = (await client.post(TEXT, json=body)).json()["choices"]
+    assert [len(choice["token_ids"]) for choice in choices] == [2, 16]
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+async def test_a_prompt_that_fills_the_context_can_be_scored(as_text: bool) -> None:
+    """Scoring needs no room for an answer, however the prompt is written; one token more is too long."""
+    body = {"max_tokens": 0, "echo": True, "logprobs": 1}
+    async with serving(SayingEngine()) as (client, _):
+        for num_tokens, status in ((CONTEXT, 200), (CONTEXT + 1, 400)):
+            prompt: Any = "~" * num_tokens if as_text else ids_of("~") * num_tokens
+            response = await client.post(TEXT, json=text_body(prompt=prompt, **body))
+            assert response.status_code == status, response.text
+
+
+async def test_a_refusal_names_the_field_that_was_sent() -> None:
+    """Chat has two names for the length, and other ones for log-probabilities than completions."""
+    long = {"max_completion_tokens": CONTEXT}
+    async with serving(SayingEngine()) as (client, _):
+        message = refused(await client.post(CHAT, json=chat_body(**long)), param="max_completion_tokens")
+        assert "`max_tokens`" not in message
+        message = refused(await client.post(CHAT, json=chat_body(**long, min_tokens=CONTEXT + 1)), param="min_tokens")
+        assert "`max_tokens`" not in message
+        refused(await client.post(CHAT, json=chat_body(max_tokens=CONTEXT)), param="max_tokens")
+    async with serving(SayingEngine(max_model_len=1_000_000)) as (client, _):
+        dear = {"max_completion_tokens": 900_000}
+        message = refused(await client.post(CHAT, json=chat_body(**dear, n=16)), param="max_completion_tokens")
+        assert "`max_tokens`" not in message
+        scored = {**dear, "logprobs": True, "top_logprobs": 20}
+        assert "`logprobs`" not in refused(await client.post(CHAT, json=chat_body(**scored)), param="top_logprobs")
+        for path, body in ((CHAT, chat_body(prompt_logprobs=20)), (TEXT, text_body(prompt_logprobs=20))):
+            assert "`logprobs`" not in refused(await client.post(path, json=body), param="prompt_logprobs")
+
+
 async def test_a_context_overflow_names_both_numbers_and_is_never_a_cut() -> None:
     """Too long a prompt, or a prompt and max_tokens together: 400 with the context and the length."""
     engine = SayingEngine()

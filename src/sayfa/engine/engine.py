@@ -156,7 +156,8 @@ class Engine:
         deadline_s = request.deadline_s
         if deadline_s is None:
             return
-        needed_s = wait_s + self._estimate.least_s(_least_tokens(request.params))
+        room = max(1, self.info.max_model_len - len(request.prompt))
+        needed_s = wait_s + self._estimate.least_s(min(_least_tokens(request.params), room))
         if needed_s > deadline_s:
             raise Overloaded(
                 f"the queue takes about {wait_s:.1f} s and the answer at least {needed_s - wait_s:.1f} s, longer than "

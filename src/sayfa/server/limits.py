@@ -66,11 +66,14 @@ def admit_chat(request: ChatRequest, figures: Figures, eos_ids: Collection[int])
     """Check a chat request's cost before tokenizing; raise InvalidRequest naming the field."""
     if not request.messages:
         raise InvalidRequest("`messages` is empty; send at least one message.", param="messages")
-    max_tokens, name = request.max_tokens, "max_tokens"
-    if request.max_completion_tokens is not None:
-        max_tokens, name = request.max_completion_tokens, "max_completion_tokens"
+    max_tokens, length_field = asked_length(request)
     if max_tokens is not None:
-        _check_range(name, max_tokens, 1, 2**31 - 1)
+        _check_range(length_field, max_tokens, 1, 2**31 - 1)
+        if request.min_tokens is not None and request.min_tokens > max_tokens:
+            raise InvalidRequest(
+                f"`min_tokens` is {request.min_tokens}, which is more than `{length_field}` ({max_tokens}).",
+                param="min_tokens",
+            )
     if request.top_logprobs is not None:
         _check_range("top_logprobs", request.top_logprobs, 0, MAX_TOP_LOGPROBS)
         if not request.logprobs:
@@ -79,9 +82,16 @@ def admit_chat(request: ChatRequest, figures: Figures, eos_ids: Collection[int])
     n = 1 if request.n is None else request.n
     _check_range("n", n, 1, figures.max_n)
     params = _params(request, eos_ids, n=n, max_tokens=max_tokens, logprobs=logprobs)
-    _check_cost(params, figures, 1, params.prompt_logprobs)
+    _check_cost(params, figures, 1, length_field, "top_logprobs")
     check_text_bytes(message_bytes(request.messages), figures, "messages")
     return params
+
+
+def asked_length(request: ChatRequest) -> tuple[int | None, str]:
+    """The most tokens that a chat asks for, if it asks, and the field that says so."""
+    if request.max_completion_tokens is not None:
+        return request.max_completion_tokens, "max_completion_tokens"
+    return request.max_tokens, "max_tokens"
 
 
 def admit_completion(request: CompletionRequest, figures: Figures, eos_ids: Collection[int]) -> SamplingParams:
@@ -91,11 +101,12 @@ def admit_completion(request: CompletionRequest, figures: Figures, eos_ids: Coll
         raise InvalidRequest(
             f"`prompt` lists {len(prompts)} prompts; at most {figures.max_prompts} are allowed.", param="prompt"
         )
+    max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     for prompt in prompts:
         if not prompt:
             raise InvalidRequest("`prompt` is empty; there is nothing to continue.", param="prompt")
         if not isinstance(prompt, str):
-            _check_context(len(prompt), None, figures, "prompt")
+            _check_context(len(prompt), 0 if max_tokens == 0 else None, figures, "prompt")
             check_ids("prompt", prompt, figures)
     n = 1 if request.n is None else request.n
     _check_range("n", n, 1, figures.max_n)
@@ -105,7 +116,6 @@ def admit_completion(request: CompletionRequest, figures: Figures, eos_ids: Coll
         raise InvalidRequest(f"`best_of` is {best_of}, but must be at least `n` ({n}).", param="best_of")
     if best_of > n and request.stream:
         raise InvalidRequest("`best_of` above `n` cannot be streamed: the best is known at the end.", param="best_of")
-    max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     _check_range("max_tokens", max_tokens, 0, 2**31 - 1)
     if max_tokens == 0 and not request.echo:
         raise InvalidRequest("`max_tokens` is 0, which needs `echo: true` (to score a prompt).", param="max_tokens")
@@ -116,7 +126,7 @@ def admit_completion(request: CompletionRequest, figures: Figures, eos_ids: Coll
     if request.echo and request.logprobs is not None:
         wanted = max(request.logprobs, params.prompt_logprobs or 0)
         params = msgspec.structs.replace(params, prompt_logprobs=wanted)
-    _check_cost(params, figures, len(prompts), params.prompt_logprobs)
+    _check_cost(params, figures, len(prompts))
     for prompt in prompts:
         if isinstance(prompt, str):
             check_text_bytes(_utf8_bytes(prompt), figures, "prompt")
@@ -146,28 +156,26 @@ def admit_detokenize(request: DetokenizeRequest, figures: Figures) -> None:
 
 
 def admit_lengths(
-    prompts: Sequence[Sequence[int]], params: SamplingParams, figures: Figures, param: str, explicit: bool
-) -> SamplingParams:
+    prompts: Sequence[Sequence[int]], params: SamplingParams, figures: Figures, param: str, length_field: str | None
+) -> None:
     """Check prompts against the context, now that their exact lengths are known.
 
-    explicit: the caller chose max_tokens, so it must fit; a default is lowered to what is left.
+    length_field: by which the caller chose max_tokens, so that it must fit behind each prompt; None for a default. Then
+    the engine ends each answer where its own prompt leaves no more room, whatever the others' lengths are.
     """
     fault("server.admit")
     longest = max(map(len, prompts))
     for prompt in prompts:
         if not prompt:
             raise InvalidRequest(f"`{param}` is empty; there is nothing to continue.", param=param)
-    needed = params.max_tokens if explicit or params.max_tokens == 0 else None
-    _check_context(longest, needed, figures, param)
+    needed = params.max_tokens if length_field or params.max_tokens == 0 else None
+    _check_context(longest, needed, figures, param, length_field or "max_tokens")
     room = figures.context_tokens - longest
     if params.min_tokens > room:
         raise InvalidRequest(
             f"`min_tokens` is {params.min_tokens}, but the context of {figures.context_tokens} tokens leaves room for "
             f"{room} after a prompt of {longest}.", param="min_tokens", code="context_length_exceeded",
         )  # fmt: skip
-    if params.max_tokens is not None and params.max_tokens > room:
-        return msgspec.structs.replace(params, max_tokens=room)
-    return params
 
 
 def split_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
@@ -233,7 +241,9 @@ def _check_range(name: str, value: float, low: float, high: float) -> None:
         raise InvalidRequest(f"`{name}` is {value}, but must lie in [{low}, {high}].", param=name)
 
 
-def _check_context(num_prompt: int, max_tokens: int | None, figures: Figures, param: str) -> None:
+def _check_context(
+    num_prompt: int, max_tokens: int | None, figures: Figures, param: str, length_field: str = "max_tokens"
+) -> None:
     context = figures.context_tokens
     room = context - num_prompt
     if max_tokens == 0 and room == 0:
@@ -245,13 +255,20 @@ def _check_context(num_prompt: int, max_tokens: int | None, figures: Figures, pa
         )  # fmt: skip
     if max_tokens is not None and max_tokens > room:
         raise InvalidRequest(
-            f"`max_tokens` is {max_tokens}, but this model's context of {context} tokens leaves room for {room} after "
-            f"a prompt of {num_prompt}; lower `max_tokens` or shorten the prompt.",
-            param="max_tokens", code="context_length_exceeded",
+            f"`{length_field}` is {max_tokens}, but this model's context of {context} tokens leaves room for {room} "
+            f"after a prompt of {num_prompt}; lower `{length_field}` or shorten the prompt.",
+            param=length_field, code="context_length_exceeded",
         )  # fmt: skip
 
 
-def _check_cost(params: SamplingParams, figures: Figures, num_prompts: int, prompt_logprobs: int | None) -> None:
+def _check_cost(
+    params: SamplingParams,
+    figures: Figures,
+    num_prompts: int,
+    length_field: str = "max_tokens",
+    logprobs_field: str = "logprobs",
+) -> None:
+    """Bound what multiplies. The fields: by which this route's callers ask for length and log-probabilities."""
     answers = num_prompts * params.n
     if answers > MAX_ANSWERS:
         raise InvalidRequest(
@@ -264,14 +281,15 @@ def _check_cost(params: SamplingParams, figures: Figures, num_prompts: int, prom
     if tokens > MAX_COST_TOKENS:
         raise InvalidRequest(
             f"The request may generate {tokens} tokens ({answers} answers × {length}); at most {MAX_COST_TOKENS}. "
-            "Lower `n` or `max_tokens`, or send fewer prompts.", param="max_tokens",
+            f"Lower `n` or `{length_field}`, or send fewer prompts.", param=length_field,
         )  # fmt: skip
     values = tokens * (params.logprobs + 1) if params.logprobs is not None else 0
-    values += num_prompts * longest * (prompt_logprobs + 1) if prompt_logprobs is not None else 0
+    values += num_prompts * longest * (params.prompt_logprobs + 1) if params.prompt_logprobs is not None else 0
     if values > MAX_LOGPROB_VALUES:
+        field = "prompt_logprobs" if params.logprobs is None else logprobs_field
         raise InvalidRequest(
-            f"The request may need {values} log-probabilities; at most {MAX_LOGPROB_VALUES}. Lower `logprobs`, `n` or "
-            "`max_tokens`.", param="logprobs",
+            f"The request may need {values} log-probabilities; at most {MAX_LOGPROB_VALUES}. Lower `{field}`, `n` or "
+            f"`{length_field}`.", param=field,
         )  # fmt: skip
     params.check_vocabulary(figures.vocab_size)
 

@@ -147,6 +147,23 @@ def test_a_full_queue_refuses_with_a_time_that_follows_from_the_queue():
     engine.add(request("patient", deadline_s=300.0))
 
 
+class TickingClock(FakeClock):
+    """Each look at it takes a tenth of a second, so that steps take time."""
+
+    def monotonic(self):
+        self.advance(0.1)
+        return super().monotonic()
+
+
+def test_an_answer_that_the_context_cuts_short_is_not_hopeless_for_what_it_cannot_have():
+    engine = make_engine(clock=TickingClock())
+    run(engine, [request("a", max_tokens=4)])
+    wishes = {"max_tokens": 16, "ignore_eos": True, "deadline_s": 2.0}
+    with pytest.raises(Overloaded, match="deadline"):
+        engine.add(request("long", *[1] * 100, **wishes))
+    engine.add(request("nearly full", *[1] * (engine.info.max_model_len - 2), **wishes))
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_estimate_is_whole_bounded_and_promises_nothing_it_does_not_know(seed):
     rng = random.Random(seed)

@@ -39,8 +39,8 @@ async def _answer(request: Request, body: ChatRequest, record: Record) -> Respon
     params = limits.admit_chat(body, figures, tokenizer.eos_ids)
     ids = await chat_ids(context, body, figures)
     limits.check_ids("messages", ids, figures)
-    explicit = params.max_tokens is not None
-    params = limits.admit_lengths([ids], params, figures, "messages", explicit)
+    max_tokens, length_field = limits.asked_length(body)
+    limits.admit_lengths([ids], params, figures, "messages", None if max_tokens is None else length_field)
     plan = Plan(
         id=context.new_id("chatcmpl"),
         route="/v1/chat/completions",

@@ -38,7 +38,7 @@ async def _answer(request: Request, body: CompletionRequest, record: Record) -> 
     figures = limits.Figures.of(info, tokenizer.vocab_size, context.options)
     params = limits.admit_completion(body, figures, tokenizer.eos_ids)
     prompts = await prompt_ids(context, body)
-    params = limits.admit_lengths(prompts, params, figures, "prompt", body.max_tokens is not None)
+    limits.admit_lengths(prompts, params, figures, "prompt", None if body.max_tokens is None else "max_tokens")
     plan = Plan(
         id=context.new_id("cmpl"),
         route="/v1/completions",
