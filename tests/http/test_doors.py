@@ -214,6 +214,10 @@ async def test_health_tells_starting_ready_stuck_draining_and_failed() -> None:
         while not engine.requests:  # noqa: ASYNC110
             await asyncio.sleep(0)
         assert await states() == (503, 503)
+        engine.since_step_s = 60.0  # a long prompt's step beside short ones: it goes on, a restart would not help
+        assert await states() == (200, 503)
+        engine.since_step_s, engine.expected_step_s = 1000.0, 0.0  # of its first step nothing is known
+        assert await states() == (200, 503)
         engine.since_step_s, engine.expected_step_s = 1000.0, 60.0
         assert await states() == (200, 200)  # slow steps are no standstill
         engine.hold.set()

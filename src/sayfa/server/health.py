@@ -1,7 +1,8 @@
 """Whether to restart this server (live), whether to send it work (ready), and what it is (version, metrics).
 
-Called by orchestrators and load balancers, without a key. Progress decides, not time alone: an engine that has work and
-has made no step for much longer than its steps take is stuck. Knows no requests.
+Called by orchestrators and load balancers, without a key. Progress decides, not time alone, by the rule that the wire
+has for its engine (`wire.watch.judge_stall`): who has work and has made no step for much longer than its steps take is
+sent no more, but only one that will hardly move again is to be restarted. Knows no requests.
 """
 
 from typing import Any
@@ -14,10 +15,7 @@ from sayfa.base.faults import fault
 from sayfa.server.context import ServerContext
 from sayfa.server.metrics import CONTENT_TYPE
 from sayfa.server.routes import context_of
-
-STUCK_FACTOR = 20.0
-STUCK_MIN_S = 10.0
-"""An engine with work is stuck after STUCK_FACTOR expected steps without progress, at the earliest after this time."""
+from sayfa.wire.watch import Verdict, judge_stall
 
 
 def status_of(context: ServerContext) -> tuple[bool, str]:
@@ -29,16 +27,16 @@ def status_of(context: ServerContext) -> tuple[bool, str]:
         return False, state
     if context.text is None:
         return False, "starting"
-    if is_stuck(context):
-        return False, "stuck"
+    verdict = progress_of(context)
+    if verdict != "moving":
+        return False, verdict
     return (False, "degraded") if context.trust.why_not() else (True, "ready")
 
 
-def is_stuck(context: ServerContext) -> bool:
-    """Whether the engine has work and makes no progress."""
+def progress_of(context: ServerContext) -> Verdict:
+    """Whether the engine gets on with the work it has."""
     health = context.client.health()
-    limit_s = max(STUCK_MIN_S, STUCK_FACTOR * health.expected_step_s)
-    return bool(health.alive and health.busy and health.since_step_s > limit_s)
+    return judge_stall(health.since_step_s, health.alive and health.busy, health.expected_step_s)
 
 
 def _answer(status: int, body: dict[str, Any]) -> Response:
@@ -53,7 +51,7 @@ def _answer(status: int, body: dict[str, Any]) -> Response:
 async def live(request: Request) -> Response:
     """200 while this process can be helped by waiting; 503 once only a restart helps."""
     context = context_of(request)
-    dead = context.client.state == "failed" or (not context.draining and is_stuck(context))
+    dead = context.client.state == "failed" or (not context.draining and progress_of(context) == "stuck")
     return _answer(503 if dead else 200, {"status": "dead" if dead else "alive"})
 
 
