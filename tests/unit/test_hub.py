@@ -54,6 +54,9 @@ def test_files_and_folders_are_taken_as_they_are(tmp_path, monkeypatch):
     ("owner/../etc", "no such file"),
     ("owner/na me", "unknown model"),
     ("../owner/name", "no such file"),
+    ("~nobody-here/model.gguf", "no such home folder"),
+    ("a" * 5000, "cannot be looked for .*too long"),
+    ("a/" * 2500, "cannot be looked for .*too long"),
 ])  # fmt: skip
 def test_what_is_missing_is_named_with_the_way_out(name, sentence, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
