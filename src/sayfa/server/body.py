@@ -24,6 +24,9 @@ MIN_BODY_BYTES_PER_S = 1024
 """A body has ten seconds, one more for each KiB that has come, and never more than the limit."""
 INLINE_PARSE_BYTES = 64 << 10
 MAX_REPORTED_NAMES = 200
+MAX_NAMES_OF_REQUEST = 20
+MAX_NAME_CHARS = 64
+"""Of unknown fields: how many are told in all and of one request, and how much of each name."""
 
 log = logging.getLogger("sayfa.server")
 _reported: set[str] = set()
@@ -179,8 +182,10 @@ def report_unknown(parsed: BaseModel, path: str) -> None:
 
     They are accepted, since OpenAI's clients send new fields before servers know them.
     """
-    new = [name for name in parsed.model_extra or () if name not in _reported]
-    if new and len(_reported) < MAX_REPORTED_NAMES:
-        _reported.update(new)
-        names = ", ".join(repr(name[:64]) for name in sorted(new)[:20])
-        log.warning("unknown fields in a request to %s are ignored: %s", path, names)
+    room = min(MAX_NAMES_OF_REQUEST, MAX_REPORTED_NAMES - len(_reported))
+    if not parsed.model_extra or room <= 0:
+        return
+    told = sorted({name[:MAX_NAME_CHARS] for name in parsed.model_extra} - _reported)[:room]
+    if told:
+        _reported.update(told)
+        log.warning("unknown fields in a request to %s are ignored: %s", path, ", ".join(map(repr, told)))
