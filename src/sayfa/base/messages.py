@@ -21,8 +21,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One generation request, as token ids. Immutable.
 
     id: made by the server, unique for its lifetime. salt: tenant and caller salt for the page identity (never shared
-    across). priority: lower runs earlier, 0 is normal. deadline_s: seconds from arrival after which the answer is
-    worthless. arrival_s: monotonic clock of the sending process (only differences are used).
+    across). priority: lower runs earlier, 0 is normal. deadline_s: seconds from its arrival at the engine after which
+    the answer is worthless.
     """
 
     id: str
@@ -33,8 +33,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tenant: str = ""
     priority: int = 0
     deadline_s: float | None = None
-    arrival_s: float = 0.0
-    trace: str | None = None
 
 
 # ------------------------------------------------------------------------------------------- client → engine

@@ -1,7 +1,7 @@
 """Record what a scheduler was told and what it decided; replay it and compare. JSON, one line a call.
 
-Used by the engine when recording is on, by `replay` in tests and by whoever explains a slow day. A scheduler is a pure
-function of these calls, so the same calls give the same decisions, in another process and on another machine too.
+Used by tests; nothing turns recording on in a server yet. A scheduler is a pure function of these calls, so the same
+calls give the same decisions, in another process and on another machine too.
 Must not know files: lines go to a callable and come from an iterable.
 """
 

@@ -164,7 +164,6 @@ class Generation:
             tenant=plan.tenant,
             priority=plan.priority,
             deadline_s=self._left_s(),
-            arrival_s=self._record.arrived_s,
         )
 
     def _left_s(self) -> float | None:

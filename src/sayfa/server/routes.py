@@ -4,8 +4,8 @@ Called by the handlers of chat and completions. Knows no request's meaning.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
@@ -66,6 +66,3 @@ async def while_connected(request: Request, work: Awaitable[Response]) -> Respon
 
 async def _response(work: Awaitable[Response]) -> Response:
     return await work
-
-
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
