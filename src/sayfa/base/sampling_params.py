@@ -33,6 +33,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         tokenizer.
     logprobs: None for none, else how many alternatives (0 = only the chosen token's). prompt_logprobs alike.
     max_tokens: None means up to the end of the context.
+    A tuple counts as a list.
     """
 
     n: int = 1
@@ -60,6 +61,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):  # a text is a sequence of texts, too: as one it would mean each of its letters
             msgspec.structs.force_setattr(self, "stop", [self.stop])
+        for name in _LISTED:  # who reads them may join them to a list, or index an array by them
+            if isinstance(values := getattr(self, name), tuple):
+                msgspec.structs.force_setattr(self, name, list(values))
 
     def check(self) -> None:
         """Raise InvalidRequest naming the first field that has another type or is out of its closed range.
@@ -197,6 +201,7 @@ _RANGES: tuple[tuple[str, tuple[type, ...], float, float], ...] = (
     ("prompt_logprobs", _WHOLE_OR_NONE, 0, MAX_TOP_LOGPROBS),
 )
 _SWITCHES = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
+_LISTED = ("stop", "stop_token_ids", "eos_token_ids", "allowed_token_ids")
 _LISTS: tuple[tuple[str, tuple[type, ...], tuple[type, ...], int | None], ...] = (
     ("stop", _SEVERAL, (str,), MAX_STOP_STRINGS),
     ("stop_token_ids", _SEVERAL, _WHOLE, MAX_STOP_TOKEN_IDS),

@@ -90,3 +90,12 @@ def test_allowed_tokens_that_all_end_the_answer_contradict_min_tokens(fields, co
     with pytest.raises(InvalidRequest, match="allow another one") as refusal:
         params.check()
     assert refusal.value.param == "allowed_token_ids"
+
+
+@pytest.mark.parametrize("name", ["stop", "stop_token_ids", "eos_token_ids", "allowed_token_ids"])
+def test_a_tuple_is_a_list_to_all_who_read_it(name):
+    values = ["a", "b"] if name == "stop" else [5, 6]
+    params = SamplingParams(**{name: tuple(values)})
+    params.check()
+    assert getattr(params, name) == values
+    assert params == SamplingParams(**{name: values})
