@@ -188,6 +188,9 @@ def test_a_port_in_use_is_told_before_anything_is_loaded() -> None:
         first.close()
     with pytest.raises(ConfigError, match="no address of this machine"):
         bind(ServerOptions(host="no.such.host.invalid", api_key=["x"]))
+    for host in ("a..b", "a" * 300):
+        with pytest.raises(ConfigError, match="no host name"):
+            bind(ServerOptions(host=host, api_key=["x"]))
 
 
 def test_t19_strangers_need_a_key() -> None:
@@ -210,6 +213,8 @@ def test_a_unix_socket_is_private_and_a_stale_one_is_replaced(tmp_path: Path) ->
         bind(ServerOptions(uds=str(path)))
     first.close()
     bind(ServerOptions(uds=str(path))).close()
+    with pytest.raises(ConfigError, match="too long; take a shorter one"):
+        bind(ServerOptions(uds=str(tmp_path / ("s" * 120))))
     other = tmp_path / "file"
     other.write_text("keep me")
     with pytest.raises(ConfigError, match="is there already and is no socket; remove it"):

@@ -65,6 +65,7 @@ def parse_url(url: str) -> Place:
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
+        (parts.hostname or "").encode("idna")  # as the connection does later
     except ValueError as error:
         raise ConfigError(f"--url {url}: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:

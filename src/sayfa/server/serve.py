@@ -71,8 +71,9 @@ def bind(options: ServerOptions) -> socket.socket:
         family, kind, proto, _, address = socket.getaddrinfo(
             options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except OSError as error:
-        raise ConfigError(f"--host {options.host} is no address of this machine ({error.strerror}).") from None
+    except (OSError, UnicodeError) as error:  # UnicodeError: of a name that no host can have, as `a..b`
+        why = error.strerror if isinstance(error, OSError) else "it is no host name"
+        raise ConfigError(f"--host {options.host} is no address of this machine ({why}).") from None
     sock = socket.socket(family, kind, proto)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     # Accepted sockets inherit these: what a slow reader can make us hold is bounded, peers that vanished are noticed.

@@ -159,7 +159,7 @@ def test_workloads_are_chosen_in_order_with_their_runs():
     assert len(choose([], 3)) == len(WORKLOADS)
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:99999", "http://x:y"])
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:99999", "http://x:y", "http://a..b"])
 def test_a_wrong_address_is_refused(url):
     with pytest.raises(ConfigError):
         parse_url(url)
