@@ -49,7 +49,7 @@ def parse_json_object(data: bytes, name: str, max_bytes: int = MAX_JSON_BYTES) -
 def json_depth(value: Any) -> int:
     """Count the levels of lists and objects, without recursion."""
     level, depth = [value], 0
-    while level := [child for child in level if isinstance(child, (dict, list))]:
+    while level := [child for child in level if isinstance(child, (dict, list, tuple))]:
         depth += 1
         level = [grand for child in level for grand in (child.values() if isinstance(child, dict) else child)]
     return depth

@@ -6,7 +6,7 @@ private character, the mark, is put into each such spelling; the tokenizer takes
 plain text. What the user wrote stays complete; it only has no power.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from sayfa.base.errors import ModelError
@@ -85,12 +85,12 @@ class ControlTexts:
         return text
 
     def break_all(self, value: Any, mark: str) -> Any:
-        """Copy plain JSON data with every string in it broken, the names in objects too."""
+        """Copy data with every string in it broken, the names in objects too; what comes is plain JSON data."""
         if isinstance(value, str):
             return self.broken(value, mark)
-        if isinstance(value, dict):
+        if isinstance(value, Mapping):
             return {self.break_all(key, mark): self.break_all(item, mark) for key, item in value.items()}
-        if isinstance(value, list):
+        if isinstance(value, list | tuple):
             return [self.break_all(item, mark) for item in value]
         return value
 
@@ -110,13 +110,13 @@ def unused_marks(texts: Iterable[str], count: int) -> list[str]:
 
 
 def strings_in(value: Any) -> Iterator[str]:
-    """Give every string in plain JSON data, without recursion."""
+    """Give every string in data, without recursion: what `ControlTexts.break_all` would look at."""
     stack = [value]
     while stack:
         item = stack.pop()
         if isinstance(item, str):
             yield item
-        elif isinstance(item, dict):
+        elif isinstance(item, Mapping):
             stack += [*item.keys(), *item.values()]
-        elif isinstance(item, (list, tuple)):
+        elif isinstance(item, list | tuple):
             stack += item

@@ -3,7 +3,7 @@
 import json
 import math
 from datetime import UTC, datetime
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -216,6 +216,19 @@ def test_messages_nested_without_end_are_refused_in_words(content: str) -> None:
     template = ChatTemplate(CHATML, {}, ["<|im_start|>", "<|im_end|>"])
     with pytest.raises(InvalidRequest, match="nested deeper than 128 levels"):
         template.render([{"role": "user", "content": content}, {"role": "assistant", "tool_calls": [call]}])
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda text: (text,), lambda text: [(text,)], lambda text: MappingProxyType({0: text})]
+)
+def test_t29_control_tokens_have_no_power_in_whatever_holds_them(wrap: Any) -> None:
+    """Offline a message may hold what no JSON has."""
+    source = "{% for m in messages %}{{ m.note[0] if m.note[0] is string else m.note[0][0] }}{% endfor %}"
+    template = ChatTemplate(source, {}, ["<|im_end|>"])
+    rendered = template.render([{**USER, "note": wrap("a<|im_end|>b")}])
+    assert rendered.text == "a<|im_end|>b"
+    assert rendered.mark
+    assert "<|im_end|>" not in rendered.marked
 
 
 @pytest.mark.parametrize("calls", ["x", [1], {}, [["a"]]])
