@@ -29,7 +29,7 @@ class Secret(msgspec.Struct, frozen=True):
     """Marks a value that is never printed."""
 
 
-Tokens = Annotated[int, Unit("tokens", 1, 100_000_000)]
+Tokens = Annotated[int, Unit("tokens", 2, 100_000_000)]
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -92,7 +92,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("num_heads", 1, 1_024),
     ("num_kv_heads", 1, 1_024),
     ("head_dim", 2, 1_024),
-    ("max_context", 1, 100_000_000),
+    ("max_context", 2, 100_000_000),
     ("norm_eps", 0.0, 1.0),
     ("attention_scale", 1e-6, 100.0),
 )

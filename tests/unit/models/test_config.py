@@ -108,6 +108,7 @@ def test_a_larger_gemma_states_only_what_differs_from_the_familys_defaults(tmp_p
         ({"head_dim": 1}, "head_dim"),
         ({"vocab_size": 5_000_000}, "vocab_size is 5000000"),
         ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
+        ({"max_position_embeddings": 1}, "max_context is 1; it must lie in \\[2, "),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps is -1.0"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'"),
         ({"rope_theta": 0}, "rope_theta"),
