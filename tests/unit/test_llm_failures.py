@@ -6,7 +6,8 @@ import pytest
 
 from fakes.models import make_tiny
 from sayfa import LLM, EngineError, SamplingParams
-from sayfa.base.errors import LostStateError
+from sayfa.base.errors import LostStateError, ModelError
+from sayfa.base.faults import armed
 
 OPTIONS = {"max_model_len": 128, "max_num_seqs": 4, "kv_cache_memory": "4MiB", "executor": "reference", "seed": 1}
 USER = [{"role": "user", "content": "hi"}]
@@ -21,6 +22,18 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def llm(folder):
     return LLM(folder, **OPTIONS)
+
+
+@pytest.mark.parametrize("phase", ["read", "pack", "pages", "warm-up"])
+def test_a_start_without_memory_says_what_to_lower(folder, phase):
+    point = {"read": "load.config", "pack": "load.pack", "pages": "load.pages", "warm-up": "load.warm_up"}[phase]
+
+    def refuse():
+        raise MemoryError
+
+    words = f"not enough memory .*{phase}.*--max-num-batched-tokens"
+    with armed(point, refuse), pytest.raises(ModelError, match=words):
+        LLM(folder, **OPTIONS)
 
 
 def fail(llm, monkeypatch, *, good_steps, error, row=None):

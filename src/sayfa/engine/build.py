@@ -59,7 +59,13 @@ class Phases:
     def phase(self, name: str) -> Iterator[None]:
         self.progress(name, 0.0)
         begun = self.clock.monotonic()
-        yield
+        try:
+            yield
+        except MemoryError:
+            raise ModelError(
+                f"there is not enough memory to load this model (in the phase {name!r}); lower "
+                "--max-num-batched-tokens or --max-num-seqs, take a smaller model, or free memory"
+            ) from None
         self.seconds.append((name, self.clock.monotonic() - begun))
         self.progress(name, 1.0)
 

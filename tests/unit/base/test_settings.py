@@ -88,7 +88,8 @@ def test_forms_of_values(name, text, value):
     ("name", "value"),
     [
         ("port", "80a"), ("port", -1), ("port", 65536), ("port", True), ("port", 1.5), ("port", "nan"), ("port", ""),
-        ("port", [1]), ("port", None), ("max_model_len", "0"), ("max_model_len", 1), ("max_model_len", "4q"), ("max_model_len", "-4k"),
+        ("port", [1]), ("port", None), ("max_model_len", "0"), ("max_model_len", 1), ("max_model_len", "4q"),
+        ("max_model_len", "-4k"),
         ("kv_cache_memory", "1KB"), ("kv_cache_memory", "4 parsec"), ("kv_cache_memory_share", 0.0),
         ("kv_cache_memory_share", float("nan")), ("kv_cache_memory_share", float("inf")), ("block_size", "24"),
         ("block_size", True), ("offline", "maybe"), ("api_key", ["a", ""]), ("api_key", [["a"]]), ("api_key", "a,,b"),
