@@ -57,6 +57,11 @@ class Place(NamedTuple):
     base: str
     uds: str | None
 
+    @property
+    def authority(self) -> str:
+        """As the field Host has it: an IPv6 address stands in brackets, or its end would be the port."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
 
 def parse_url(url: str) -> Place:
     """Take an address apart. Raises ConfigError."""
@@ -147,7 +152,7 @@ class CompletionClient:
         else:
             reader, writer = await asyncio.open_connection(place.host, place.port, ssl=self._tls, limit=_MAX_LINE)
         head = [
-            f"{method} {place.base}{path} HTTP/1.1", f"Host: {place.host}:{place.port}", "Connection: close",
+            f"{method} {place.base}{path} HTTP/1.1", f"Host: {place.authority}", "Connection: close",
             "Content-Type: application/json", f"Content-Length: {len(body)}", "Accept: */*",
         ]  # fmt: skip
         if self._key:

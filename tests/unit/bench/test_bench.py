@@ -169,6 +169,9 @@ def test_addresses():
     assert parse_url("127.0.0.1:81") == ("127.0.0.1", 81, False, "", None)
     assert parse_url("https://h/a/v1/") == ("h", 443, True, "/a", None)
     assert parse_url("http+unix:///x/y").uds == "/x/y"
+    assert parse_url("http://[::1]:81/v1").host == "::1"
+    assert parse_url("http://[::1]:81/v1").authority == "[::1]:81"
+    assert parse_url("http://h/v1").authority == "h:80"
 
 
 async def test_a_server_that_cannot_start_is_told_with_its_own_words(tmp_path):
