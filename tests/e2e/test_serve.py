@@ -2,12 +2,14 @@
 
 import json
 import os
+import pty
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -127,6 +129,21 @@ def test_a_port_in_use_is_told_in_one_line_with_exit_code_2(server, tmp_path):
     assert second.end() == 2
     assert f"port {port}" in second.report.strip().splitlines()[-1]
     assert "Traceback" not in second.report
+
+
+def test_at_a_terminal_an_error_does_not_stand_behind_the_progress_line():
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "sayfa", "serve", "--port", "0", "--max-model-len", "100000"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    with suppress(OSError):  # the terminal's end, once nobody writes to it
+        while piece := os.read(ours, 4096):
+            shown += piece
+    os.close(ours)
+    assert process.wait(40) == 2
+    assert b"loading [" in shown
+    assert re.search(rb"(\n|\r\x1b\[K)[0-9:]{8} ERROR ", shown), shown
 
 
 def test_sigterm_ends_with_0_and_leaves_no_process(tmp_path):

@@ -59,11 +59,11 @@ def _run(settings: Settings) -> int:
 
     progress = ProgressLine("loading")
     client.on_progress(lambda phase, done: progress.show(phase, done, phase))
+    client.on_state(lambda _: progress.clear())  # what is said of a change begins a line of its own
     sock = server.bind(settings.server)
     phases.append(("server imports", since_start_s() - phases[0][1]))
 
     def on_ready(info: EngineInfo) -> None:
-        progress.clear()
         url = server.url_of(sock, settings.server)
         times = StartTimes(since_start_s(), phases)
         show_start(info, names, url, times, settings.server)
