@@ -11,6 +11,7 @@ import json
 import ssl
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -124,50 +125,59 @@ class CompletionClient:
         }  # fmt: skip
         begun_s = time.perf_counter()
         reader = _StreamReader(begun_s)
-        status, lines, writer = await self._open("POST", "/v1/completions", msgspec.json.encode(body))
-        try:
+        async with self._exchange("POST", "/v1/completions", msgspec.json.encode(body)) as (status, lines):
             if status != 200:
                 answer = b"".join([line async for line in lines])
                 raise EngineError(f"POST /v1/completions of {self.url}: {told(status, answer)}", code="http_error")
             async for line in lines:
                 reader.line(line)
-        finally:
-            writer.close()
         return reader.answer()
 
     async def _whole(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
-        status, lines, writer = await self._open(method, path, body)
-        try:
+        async with self._exchange(method, path, body) as (status, lines):
             return status, b"".join([line async for line in lines])
-        finally:
-            writer.close()
 
-    async def _open(
-        self, method: str, path: str, body: bytes
-    ) -> tuple[int, AsyncIterator[bytes], asyncio.StreamWriter]:
-        """Send a request; return status, the body's lines as they come, and what to close."""
+    @asynccontextmanager
+    async def _exchange(self, method: str, path: str, body: bytes) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
+        """Status and lines of an answer, while its connection is open. Raises EngineError for what is no HTTP/1.1."""
+        try:
+            reader, writer = await self._connect()
+            try:
+                writer.write(self._head(method, path, len(body)) + body)
+                await writer.drain()
+                status, chunked = await self._answer_begins(reader)
+                yield status, _lines(_pieces(reader, chunked))
+            finally:
+                writer.close()
+        except ValueError as error:  # a chunk's size that is no number, a line without an end
+            raise EngineError(f"{self.url} answers in no HTTP/1.1 that can be read: {error}", code="no_http") from None
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         place = self.place
         if place.uds:
-            reader, writer = await asyncio.open_unix_connection(place.uds, limit=_MAX_LINE)
-        else:
-            reader, writer = await asyncio.open_connection(place.host, place.port, ssl=self._tls, limit=_MAX_LINE)
+            return await asyncio.open_unix_connection(place.uds, limit=_MAX_LINE)
+        return await asyncio.open_connection(place.host, place.port, ssl=self._tls, limit=_MAX_LINE)
+
+    def _head(self, method: str, path: str, num_bytes: int) -> bytes:
+        place = self.place
         head = [
             f"{method} {place.base}{path} HTTP/1.1", f"Host: {place.authority}", "Connection: close",
-            "Content-Type: application/json", f"Content-Length: {len(body)}", "Accept: */*",
+            "Content-Type: application/json", f"Content-Length: {num_bytes}", "Accept: */*",
         ]  # fmt: skip
         if self._key:
             head.append(f"Authorization: Bearer {self._key}")
-        writer.write("\r\n".join(head).encode() + b"\r\n\r\n" + body)
-        await writer.drain()
+        return "\r\n".join(head).encode() + b"\r\n\r\n"
+
+    async def _answer_begins(self, reader: asyncio.StreamReader) -> tuple[int, bool]:
+        """Read up to the body; return the status, and whether the body comes in chunks."""
         words = (await reader.readline()).split(None, 2)
         if len(words) < 2 or not words[1].isdigit():
-            writer.close()
             raise EngineError(f"{self.url} closed the connection without an answer", code="no_answer")
         chunked = False
         while (line := (await reader.readline()).strip()) != b"":
             name, _, value = line.partition(b":")
             chunked |= name.lower() == b"transfer-encoding" and value.strip().lower() == b"chunked"
-        return int(words[1]), _lines(_pieces(reader, chunked)), writer
+        return int(words[1]), chunked
 
 
 async def _pieces(reader: asyncio.StreamReader, chunked: bool) -> AsyncIterator[bytes]:

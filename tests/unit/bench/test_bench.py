@@ -174,6 +174,23 @@ def test_addresses():
     assert parse_url("http://h/v1").authority == "h:80"
 
 
+@pytest.mark.parametrize(
+    "answer", [b"transfer-encoding: chunked\r\n\r\nzz\r\n", b"x: " + b"y" * (5 << 20), b"a: b\r\n\r\n" + b"\xff" * 9]
+)
+async def test_an_answer_that_cannot_be_read_is_told_in_words(answer):
+    async def talk(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n" + answer)
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    client = CompletionClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", model="m")
+    async with server:
+        for send in (client.first_model(), client.complete("a", 1)):
+            with pytest.raises((EngineError, OSError)):
+                await send
+
+
 async def test_a_server_that_cannot_start_is_told_with_its_own_words(tmp_path):
     server = LaunchedServer([sys.executable, "-c", "import sys; sys.exit('no such model')"], tmp_path / "log")
     try:
