@@ -179,7 +179,8 @@ class Sampler:
             allowed[params.allowed_token_ids] = True
             logits[~allowed] = -np.inf
         if self._table.num_tokens[row] < self._table.masked_until[row]:
-            logits[list(params.end_token_ids)] = -np.inf
+            # A tokenizer may know end tokens for which the model has no row: those are never drawn.
+            logits[[token for token in params.end_token_ids if token < len(logits)]] = -np.inf
 
 
 def _with_noise(wishes: Wishes, positions: NDArray[np.int32]) -> DrawColumns:

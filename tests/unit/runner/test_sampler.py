@@ -96,6 +96,15 @@ def test_no_end_token_comes_before_min_tokens_and_any_may_after():
         assert found == [9 if ignore else 11] * 3 + [8]
 
 
+def test_end_tokens_that_the_model_cannot_draw_need_no_mask():
+    """A tokenizer may know more tokens than the model has rows, its end tokens among them."""
+    bench = Bench()
+    bench.add(0, [1], SamplingParams(temperature=0.0, min_tokens=1, eos_token_ids=[9, VOCAB, VOCAB + 1000]))
+    logits = np.zeros((1, VOCAB), np.float32)
+    logits[0, [9, 11]] = [9.0, 8.0]
+    assert [bench.step(logits.copy())[0].tokens for _ in range(2)] == [[11], [9]]
+
+
 def test_a_row_with_broken_logits_fails_alone():
     """Any kind of wish, any kind of break; the neighbours answer as they do without it (R13)."""
     wishes = [SamplingParams(), SamplingParams(temperature=0.0), SamplingParams(logprobs=2),
