@@ -193,7 +193,8 @@ def _with_noise(wishes: Wishes, positions: NDArray[np.int32]) -> DrawColumns:
 def _penalise(logits: NDArray[np.float32], params: SamplingParams, counts: TokenCounts) -> None:
     if params.repetition_penalty != 1.0:
         seen, factor = logits[counts.seen], np.float32(params.repetition_penalty)
-        with np.errstate(over="ignore"):
+        # A penalty may be 0 in float32; what was divided by it is cut like any other number that is too large.
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             logits[counts.seen] = np.where(seen > 0, seen / factor, seen * factor)
         np.clip(logits, -_LIMIT, _LIMIT, out=logits)
     if params.frequency_penalty:
