@@ -125,11 +125,12 @@ class Sequence:
         """How many tokens must be computed before the next decision about this sequence.
 
         A request for no tokens samples nothing. If it wants its prompt scored, the last position need not be computed,
-        as the logits at position p score the token at p + 1.
+        as the logits at position p score the token at p + 1. Only of branch 0, which is scored: another one may find so
+        many tokens in pages, and would have nothing left to compute.
         """
         if self.state.max_tokens:
             return len(self.tokens)
-        scores = self.state.params.prompt_logprobs is not None and self.num_prompt > 1
+        scores = self.state.params.prompt_logprobs is not None and self.branch == 0 and self.num_prompt > 1
         return self.num_prompt - 1 if scores else self.num_prompt
 
     @property

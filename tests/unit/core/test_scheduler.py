@@ -187,6 +187,19 @@ def test_a_request_for_no_tokens_computes_its_prompt_and_samples_nothing(
     assert w.answers["a", 0].scores == ([] if scores is None else list(range(1, num_prompt)))
 
 
+@pytest.mark.parametrize("num_prompt", range(3, 14))
+def test_a_request_for_no_tokens_ends_also_without_the_branch_that_is_scored(num_prompt: int) -> None:
+    """The other one finds in pages all that a score would need, and still has a token to compute."""
+    w = world(max_scored=1)
+    w.add(request("before", list(range(num_prompt)), max_tokens=1))
+    w.run()
+    w.add(request("a", list(range(num_prompt)), n=2, max_tokens=0, prompt_logprobs=0))
+    w.step()
+    assert w.scheduler.abort("a", w.now_s, [0])
+    w.run(max_steps=100)
+    assert [w.answers["a", branch].finish for branch in range(2)] == ["abort", "length"]
+
+
 def test_a_prompt_that_leaves_room_for_one_token_gets_one() -> None:
     """B038: exact end at the context's border."""
     w = world(max_model_len=8)
