@@ -39,7 +39,7 @@ class Results:
             outputs.append(self._take_token(sequence, result, now_s))
         elif state.max_tokens == 0 and computed >= sequence.goal:
             outputs.append(self._roster.finish(sequence, "length", now_s, prompt_logprobs=result.prompt_logprobs))
-            if state.open_branches:
+            if state.open_branches and sequence.branch == 0:  # another one may be here before the prompt is scored
                 outputs += self._roster.end(state, "length", now_s)
         elif result.prompt_logprobs:
             outputs.append(EngineOutput(id=sequence.id, branch=sequence.branch, prompt_logprobs=result.prompt_logprobs))

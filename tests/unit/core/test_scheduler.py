@@ -200,6 +200,17 @@ def test_a_request_for_no_tokens_ends_also_without_the_branch_that_is_scored(num
     assert [w.answers["a", branch].finish for branch in range(2)] == ["abort", "length"]
 
 
+def test_a_branch_that_is_not_scored_does_not_end_the_one_that_is() -> None:
+    """An abort by name makes the other branches at once; the third has its prompt before the first is scored."""
+    w = world(max_scored=1)
+    w.add(request("a", list(range(9)), n=3, max_tokens=0, prompt_logprobs=0))
+    w.step()
+    assert w.scheduler.abort("a", w.now_s, [1])
+    w.run()
+    assert [w.answers["a", branch].finish for branch in range(3)] == ["length", "abort", "length"]
+    assert w.answers["a", 0].scores == list(range(1, 9))
+
+
 def test_a_prompt_that_leaves_room_for_one_token_gets_one() -> None:
     """B038: exact end at the context's border."""
     w = world(max_model_len=8)
