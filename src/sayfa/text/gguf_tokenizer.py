@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 SPACE = "▁"
 MAX_TEMPLATE_CHARS = 1 << 20
+MAX_TOKENS = 4_000_000
 MAX_CUT_CHARS = 1 << 32
 """What the cuts of all tokens in two copy, where merges are to be found: half a second. Vocabularies need some 20
 million; one token of a megabyte would take minutes."""
@@ -181,6 +182,12 @@ def _add_tokens(backend: Tokenizer, tokens: list[str], types: list[int]) -> None
     backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in whole])
 
 
+def _embedding_rows(file: GgufFile) -> int:
+    """How many ids the model itself has, which it may draw; 0 if the file has no such matrix, or one that is none."""
+    table = file.tensors.get("token_embd.weight")
+    return table.shape[0] if table is not None and len(table.shape) == 2 and table.shape[0] <= MAX_TOKENS else 0
+
+
 def _facts(file: GgufFile, tokens: list[str], types: list[int], add_bos: bool) -> TokenizerFacts:
     def id_of(name: str) -> int | None:
         value = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
@@ -209,7 +216,7 @@ def _facts(file: GgufFile, tokens: list[str], types: list[int], add_bos: bool) -
     if template is not None and (not isinstance(template, str) or len(template) > MAX_TEMPLATE_CHARS):
         raise ModelError(f"{file.name}: `tokenizer.chat_template` is no text of up to {MAX_TEMPLATE_CHARS} characters.")
     return TokenizerFacts(
-        tokens=tuple(tokens),
+        tokens=(*tokens, *[""] * (_embedding_rows(file) - len(tokens))),
         prefix_ids=(bos,) if bos is not None and flag("add_bos_token", add_bos) else (),
         suffix_ids=(eos,) if eos is not None and flag("add_eos_token", False) else (),
         bos_id=bos,

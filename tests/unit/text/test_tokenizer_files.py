@@ -224,6 +224,24 @@ def test_padded_embeddings_have_ids_of_empty_text(tmp_path: Path, rows: Any, siz
     assert (ours.token_bytes(size - 1) == b"") == (size == 700)
 
 
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+@pytest.mark.parametrize(("rows", "size"), [(None, 0), (10, 0), (700, 700)])
+def test_padded_embeddings_of_a_gguf_file_have_ids_of_empty_text(
+    tmp_path: Path, model: str, rows: int | None, size: int
+) -> None:
+    """The model may draw each of its rows, and an answer with such an id is none that fails."""
+    metadata = gguf_metadata(byte_level() if model == "gpt2" else byte_fallback(), model)
+    tensors = [] if rows is None else [("token_embd.weight", [1, rows], 0, 0)]
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf_bytes(metadata, tensors, b"\0" * 4 * (rows or 0)))
+    ours = load_tokenizer(path)
+    num_known = len(metadata["tokenizer.ggml.tokens"])
+    assert ours.vocab_size == max(num_known, size)
+    for token in range(num_known, size):
+        assert ours.token_bytes(token) == b""
+    assert ours.decode([num_known - 1, ours.vocab_size - 1]) == ours.decode([num_known - 1] * (2 - (size > 0)))
+
+
 def test_special_tokens_may_be_named_in_a_map_of_their_own(tmp_path: Path) -> None:
     named = {"bos_token": {"content": "<s>"}, "eos_token": 7, "pad_token": ""}
     config = {"bos_token": None, "eos_token": None}
