@@ -12,6 +12,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "pages.h"
 #include "program.h"
 #include "shares.h"
 #include "step_arrays.h"
@@ -46,26 +47,6 @@ std::vector<std::string> isas() {
     if (runnable(*name)) names.emplace_back(*name);
   return names;
 }
-
-// K/V pages of all layers: [layer][page][page_stride bytes].
-struct Pages {
-  Block block;
-  int64_t num_layers, num_pages, page_stride;
-  Pages(int64_t layers, int64_t pages, int64_t stride)
-      : block(static_cast<size_t>(layers * pages * stride)), num_layers(layers), num_pages(pages), page_stride(stride) {}
-  void copy(int64_t from, int64_t to) {
-    for (int64_t layer = 0; layer < num_layers; ++layer)
-      std::memcpy(page(layer, to), page(layer, from), static_cast<size_t>(page_stride));
-  }
-  // `count` pages from `first` on, of one layer; see Block::populate.
-  bool populate(int64_t layer, int64_t first, int64_t count) {
-    if (layer < 0 || layer >= num_layers || first < 0 || count < 0 || first + count > num_pages)
-      throw std::invalid_argument("these pages are not there");
-    const int64_t offset = (layer * num_pages + first) * page_stride;
-    return block.populate(static_cast<size_t>(offset), static_cast<size_t>(count * page_stride));
-  }
-  uint8_t* page(int64_t layer, int64_t index) { return block.data() + (layer * num_pages + index) * page_stride; }
-};
 
 using PagesTuple = std::tuple<int, int64_t, int, int, int, int>;  // layer, page_stride, heads, dim, page_size, type
 

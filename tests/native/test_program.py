@@ -247,6 +247,14 @@ def test_copied_pages_hold_the_same_keys_and_values(tiny):
     assert (executor.run(step([(1, 20, 21)], ids)) == wanted).all()
 
 
+def test_a_page_that_is_not_there_is_not_copied(tiny):
+    """Both page numbers are compared with the pages that there are, before a byte moves."""
+    executor = executor_of(tiny["llama"])
+    for copy in [(1, 64), (64, 1), (1, -1), (-1, 1)]:
+        with pytest.raises(ValueError, match=r"page (64|-1) cannot be copied, allowed are 0 to 63"):
+            executor.copy_pages([copy])
+
+
 def resident_kib() -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
