@@ -13,14 +13,17 @@ SCALINGS = {
     "llama3": {
         "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
     },
+    "llama3 without a blend": {
+        "factor": 8.0, "low_freq_factor": 2.0, "high_freq_factor": 2.0, "original_max_position_embeddings": 8192,
+    },
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", SCALINGS)
+@pytest.mark.parametrize("name", SCALINGS)
 @pytest.mark.parametrize("theta", [10000.0, 500000.0])
 @pytest.mark.parametrize("dim", [16, 64, 128])
-def test_frequencies_equal_those_of_transformers(kind, theta, dim):
-    fields = SCALINGS[kind]
+def test_frequencies_equal_those_of_transformers(name, theta, dim):
+    kind, fields = name.split()[0], SCALINGS[name]
     rope = {"rope_type": kind, "rope_theta": theta, **fields}
     config = LlamaConfig(hidden_size=dim * 4, num_attention_heads=4, head_dim=dim, rope_parameters=rope)
     theirs = ROPE_INIT_FUNCTIONS[kind](config, "cpu")[0].numpy()

@@ -28,7 +28,8 @@ def inverse_frequencies(rope: RopeConfig) -> NDArray[np.float32]:
 
 def _llama3(plain: NDArray[np.float64], rope: RopeConfig) -> NDArray[np.float64]:
     turns = rope.original_context * plain / (2 * math.pi)  # turns that a pair makes within the original context
-    kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    width = rope.high_freq_factor - rope.low_freq_factor
+    kept = (turns - rope.low_freq_factor) / width if width else np.sign(turns - rope.low_freq_factor)
     blend = np.clip(kept, 0.0, 1.0)
     return (1.0 - blend) * plain / rope.factor + blend * plain
 
