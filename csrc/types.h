@@ -1,5 +1,5 @@
 // Weight types as files hold them, and the panel formats they are packed to. The numbers of TensorType are known to
-// nn/program/native.py.
+// nn/program/native_weights.py.
 #pragma once
 
 #include <cstddef>
