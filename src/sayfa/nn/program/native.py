@@ -336,8 +336,6 @@ class NativeExecutor:
         kv = self._program.kv
         check_widths("Attention", op.query.width, op.num_heads * kv.head_dim)
         check_widths("Attention", op.out.width, op.query.width)
-        if op.num_heads % kv.num_kv_heads:
-            raise ModelError(f"{op.num_heads} query heads cannot share {kv.num_kv_heads} KV heads evenly")
         pages = self._pages_tuple(self._layer(op.layer), self._page_bytes)
         self._native.add_attention(
             self._mat(op.query), self._mat(op.out), pages, op.num_heads, op.scale, op.window,

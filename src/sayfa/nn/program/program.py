@@ -225,11 +225,23 @@ class KvSpec:
     head_dim: int
 
 
+def check_attention(op: Attention, kv: KvSpec) -> None:
+    """Raise ModelError unless the query heads share the KV heads evenly: executors divide by what they have here."""
+    if min(op.num_heads, kv.num_kv_heads, kv.head_dim) < 1 or op.num_heads % kv.num_kv_heads:
+        raise ModelError(
+            f"{op.num_heads} query heads cannot share {kv.num_kv_heads} KV heads of {kv.head_dim} dims evenly; give "
+            "each KV head the same number of query heads, 1 or more"
+        )
+    if op.window < 0:
+        raise ModelError(f"the window of attention in layer {op.layer} is {op.window}; give 0 (no window) or a length")
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
     """A whole model as ops in order; `logits` [L, V] is the result.
 
-    Raises ModelError where row spaces meet that do not fit: an op would read or write beyond a buffer's end.
+    Raises ModelError where row spaces meet that do not fit (an op would read or write beyond a buffer's end), and where
+    heads do not.
     """
 
     ops: tuple[Op, ...]
@@ -240,6 +252,8 @@ class Program:
     def __post_init__(self) -> None:
         for op in self.ops:
             check_row_spaces(op)
+            if isinstance(op, Attention):
+                check_attention(op, self.kv)
         if self.logits.rows != "logits":
             raise ModelError(f"the logits are {self.logits.name} [{self.logits.rows}]; Gather the rows that want them")
 
