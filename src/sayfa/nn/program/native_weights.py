@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sayfa.base.errors import ModelError
+from sayfa.base.gguf import BLOCK_SIZES
 from sayfa.nn.program.native_library import library
 from sayfa.nn.program.program import Linear, Weight, WeightPiece
 
@@ -22,10 +23,6 @@ TENSOR_TYPES = {
         ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
     )
 }
-_BLOCKS = {"F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22)} | {
-    "Q5_1": (32, 24), "Q8_0": (32, 34), "Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144),
-    "Q5_K": (256, 176), "Q6_K": (256, 210),
-}  # fmt: skip
 FLOAT_PANELS = {"auto": -1, "bfloat16": 7, "float32": 8}
 
 
@@ -80,7 +77,7 @@ def check_widths(what: str, given: int, needed: int) -> None:
 
 def check_piece(piece: WeightPiece) -> None:
     """Raise ModelError unless the piece has as many bytes as its shape and type need."""
-    values, num_bytes = _BLOCKS[piece.type]
+    values, num_bytes = BLOCK_SIZES[piece.type]
     needed = piece.rows * piece.columns // values * num_bytes
     if piece.columns % values:
         raise ModelError(f"{piece.name}: {piece.columns} columns are no whole number of {piece.type} blocks")
