@@ -18,9 +18,9 @@ struct Piece {
 
 class Weight {
  public:
-  // Plans the panels of pieces stacked along N. `floats` is the panel format of float16, bfloat16 and float32 pieces (but
-  // nothing is kept in more bits than the file has: a null choice, -1, keeps float32 and packs the two 16-bit types as
-  // bfloat16). `paired`: two pieces of equal shape and format whose panels alternate (gate, up).
+  // Plans the panels of pieces stacked along N. `floats` is the panel format of float16, bfloat16 and float32 pieces; -1 keeps
+  // float32 and packs the two 16-bit types as bfloat16. `paired`: two pieces of equal shape and format whose panels alternate
+  // (gate, up).
   // Throws std::invalid_argument when K does not fit the type's blocks.
   Weight(const std::vector<Piece>& pieces, int64_t k, int floats, bool paired);
 
