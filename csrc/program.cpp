@@ -55,6 +55,7 @@ std::string check_rows(const Batch& b, const Limits& limits) {
     const int64_t tokens = int64_t{b.query_start[s + 1]} - b.query_start[s];
     const std::string row = " of row " + std::to_string(s);
     if (tokens < 0) return "query_start falls at the end" + row;
+    if (b.query_start[s + 1] > b.T) return "query_start passes the number of tokens at the end" + row;
     if (b.context_len[s] < tokens) return "context_len" + row + " is shorter than its tokens";
     const int64_t pages = (int64_t{b.context_len[s]} + limits.page_size - 1) / limits.page_size;
     if (pages > b.P) return "page_table" + row + " has fewer pages than its context needs";

@@ -227,6 +227,15 @@ def test_a_number_out_of_range_is_refused_before_it_is_used(tiny, field):
     assert (executor.run(good) == before).all()
 
 
+def test_a_row_that_ends_behind_the_last_token_is_refused_unread(tiny):
+    """The check itself stays inside the arrays: what lies behind their ends would pass here, and is not looked at."""
+    executor = executor_of(tiny["llama"])
+    line = np.arange(16, dtype=np.int32)
+    starts, ends, table = np.array([0, 5, 1], np.int32), np.array([5, 1], np.int32), np.ones((2, 4), np.int32)
+    with pytest.raises(ValueError, match=r"query_start .* row 0"):
+        executor.run(InputBatch(line[:1], line[:1], line[:1] + PAGE, starts, ends, table, line[:1]))
+
+
 def test_arrays_of_another_type_or_order_are_refused(tiny):
     """Only C-contiguous int32 arrays pass."""
     executor = executor_of(tiny["llama"])
