@@ -106,6 +106,10 @@ void tile(const TileArgs& t) {
       if (S::short_sums)
         for (int r = 0; r < R; ++r)
           for (I16& a : acc[r]) a = widen_short(start<F>(facts.row(r)), a);
+      // Not left to the compiler: sums that a loop indexes lie in memory, where AVX2's one row adds to them once a group.
+#if defined(__AVX2__)
+#pragma GCC unroll 2
+#endif
       for (int v = 0; v < kSides; ++v) {
         const F16 scale = f_load_half(p + (side + v) * 32);
         const F16 minimum = S::minimum ? f_load_half(p + 64 + (side + v) * 32) : f_set(0.0f);
