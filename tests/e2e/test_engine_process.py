@@ -129,6 +129,19 @@ async def test_a_request_running_at_two_deaths_is_refused_at_the_third_try():
         assert (await collect(client, request("other")))[1] == ["length"]
 
 
+async def test_a_request_that_only_waited_at_two_deaths_is_still_welcome():
+    """Who enters is told before the step that may end the engine: those in its queue are not taken for guilty."""
+    async with running("die-on=13", "rows=1") as client:
+        for n in ("first", "second"):
+            asked = [client.generate(request(f"{n}-{first}", first=first)) for first in (13, 14)]
+            ends = await asyncio.gather(*(anext(stream) for stream in asked), return_exceptions=True)
+            assert all(isinstance(end, EngineDead) for end in ends)
+            await until(lambda: client.state == "ready", limit_s=15)
+        with pytest.raises(InvalidRequest, match="two times"):
+            await collect(client, request("third-13", first=13))
+        assert (await collect(client, request("third-14", first=14)))[1] == ["length"]
+
+
 async def test_an_engine_that_cannot_start_fails_with_its_own_sentence_and_exit_code_2():
     async with running("fail=the weights are made of cheese", wait=False) as client:
         with pytest.raises(EngineDead, match="cheese"):

@@ -8,12 +8,15 @@ It answers each branch of a request with the tokens prompt[0], prompt[0] + 1, ..
     compute-at-start=S  computes for S seconds of processor time while it loads, and tells nothing
     step-s=SECONDS    each step takes that long
     stuck-on=TOKEN    a step that answers such a prompt never ends
+    rows=N            at most N branches run, the others wait; who enters is told, without this option nobody is
 """
 
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from threading import Event
 
@@ -27,6 +30,7 @@ from sayfa.base.messages import (
     Pong,
     Refused,
     Request,
+    RequestAdmitted,
     RequestTimes,
 )
 from sayfa.engine.process import Progress, run
@@ -42,6 +46,8 @@ class CountingEngine:
         self._rows: dict[tuple[str, int], list[int]] = {}
         self._requests: dict[str, Request] = {}
         self._paused: set[tuple[str, int]] = set()
+        self._entered: set[tuple[str, int]] = set()
+        self._announce: Callable[[Outputs], None] = lambda _: None
         self._steps = 0
         self.info = EngineInfo(
             model="counting", architecture="none", dtype="none", kv_dtype="none", vocab_size=1 << 30,
@@ -74,9 +80,23 @@ class CountingEngine:
         keys = {key for key in self._rows if key[0] in ids}
         self._paused = self._paused | keys if on else self._paused - keys
 
+    def announce_to(self, announce: Callable[[Outputs], None]) -> None:
+        self._announce = announce
+
+    def _running(self) -> list[tuple[str, int]]:
+        """The rows that run now; tells of those that are new."""
+        if "rows" not in self._options:
+            return list(self._rows)
+        running = list(islice(self._rows, int(self._options["rows"])))
+        if new := [key for key in running if key not in self._entered]:
+            self._entered.update(new)
+            self._announce(Outputs(outputs=[], events=[RequestAdmitted(name, branch, 0, 0) for name, branch in new]))
+        return running
+
     def step(self) -> Outputs:
         self._steps += 1
-        first_tokens = {str(self._requests[request_id].prompt[0]) for request_id, _ in self._rows}
+        running = self._running()
+        first_tokens = {str(self._requests[request_id].prompt[0]) for request_id, _ in running}
         if self._options.get("die-on") in first_tokens:
             os.kill(os.getpid(), signal.SIGKILL)
         if self._options.get("stuck-on") in first_tokens:
@@ -84,10 +104,10 @@ class CountingEngine:
         if "step-s" in self._options:
             time.sleep(float(self._options["step-s"]))
         outputs = []
-        for (request_id, branch), tokens in list(self._rows.items()):
+        for request_id, branch in running:
             if (request_id, branch) in self._paused:
                 continue
-            request = self._requests[request_id]
+            request, tokens = self._requests[request_id], self._rows[request_id, branch]
             tokens.append(request.prompt[0] + len(tokens))
             last = len(tokens) == (request.params.max_tokens or 16)
             outputs.append(EngineOutput(id=request_id, branch=branch, tokens=tokens[-1:],

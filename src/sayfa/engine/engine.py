@@ -6,7 +6,7 @@ runner's.
 """
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -15,6 +15,7 @@ from sayfa.base.errors import InvalidRequest, Overloaded
 from sayfa.base.faults import fault
 from sayfa.base.messages import EngineInfo, EngineOutput, Outputs, Pong, Refused, Request
 from sayfa.base.sampling_params import MAX_SEED, SamplingParams
+from sayfa.base.step import SchedulerOutput
 from sayfa.core.scheduler import Scheduler
 from sayfa.engine.blame import GuardedRunner, Runner
 from sayfa.engine.estimate import QueueEstimate
@@ -46,6 +47,7 @@ class Engine:
         self._clock = clock
         self._seeds = seeds
         self._idle_work = iter(idle_work)
+        self._announce: Callable[[Outputs], None] | None = None
         self._estimate = QueueEstimate(random.Random(seeds.random()))
         self._num_steps = 0
         self._progress_s = clock.monotonic()
@@ -126,6 +128,12 @@ class Engine:
             self._scheduler.abort(request_id, now_s)
         return Outputs(outputs=outputs)
 
+    def announce_to(self, announce: Callable[[Outputs], None]) -> None:
+        """Have the events of who enters told before the step that computes them: it may end this process, and whoever
+        looks after it must know who was running.
+        """
+        self._announce = announce
+
     def idle(self) -> bool:
         """Use a moment without work for what makes later steps faster; False when nothing of it is left."""
         for _ in self._idle_work:
@@ -174,6 +182,7 @@ class Engine:
         begun_s = self._clock.monotonic()
         plan = self._scheduler.schedule(begun_s)
         decided_s = self._clock.monotonic()
+        self._tell_entered(plan)
         fault("engine.step.before_compute")
         result = self._runner.execute(plan)
         computed_s = self._clock.monotonic()
@@ -215,6 +224,11 @@ class Engine:
         moments.
         """
         self._scheduler.audit()
+
+    def _tell_entered(self, plan: SchedulerOutput) -> None:
+        if plan.new and self._announce is not None:
+            first_event, events = self._scheduler.take_events()
+            self._announce(Outputs(outputs=[], first_event=first_event, events=events))
 
     def _note_step(self, outputs: list[EngineOutput], step_s: float, now_s: float) -> None:
         self._num_steps += 1

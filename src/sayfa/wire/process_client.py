@@ -261,6 +261,7 @@ class ProcessClient:
         self._watch.moved()
         if message.stats is not None:
             self._latest = message.stats
+        self._streams.note_admitted(message.events)
         self._streams.deliver(message.outputs)
         for callback in self._outputs_callbacks:
             try:
@@ -322,7 +323,7 @@ class ProcessClient:
             self._streams.fail_all(lambda: EngineDead("the server shut down before the answer was complete"))
             self._run(self._bury)
             return
-        running = self._streams.requests()
+        running = self._streams.running()
         self._streams.fail_all(EngineDead)
         self._quarantine.note_death(running)
         was_ready = self._state == "ready" or self._info is not None

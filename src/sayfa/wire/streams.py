@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from sayfa.base.clock import Clock
 from sayfa.base.errors import EngineError, InvalidRequest, Overloaded, RateLimited, RequestError
 from sayfa.base.faults import fault
-from sayfa.base.messages import EngineOutput, Refused, Request
+from sayfa.base.messages import EngineOutput, Event, Refused, Request, RequestAdmitted
 
 MAX_UNREAD_TOKENS = 1000
 MAX_UNREAD_BYTES = 256 << 10
@@ -34,8 +34,8 @@ class _Mailbox:
     """What one request has been given and has not read yet."""
 
     __slots__ = (
-        "branches_left", "error", "outputs", "paused_since_s", "request", "timer", "unread_bytes", "unread_tokens",
-        "waiter",
+        "branches_left", "error", "has_run", "outputs", "paused_since_s", "request", "timer", "unread_bytes",
+        "unread_tokens", "waiter",
     )  # fmt: skip
 
     def __init__(self, request: Request) -> None:
@@ -43,6 +43,7 @@ class _Mailbox:
         self.outputs: deque[EngineOutput] = deque()
         self.branches_left = max(1, request.params.n)
         self.error: Exception | None = None
+        self.has_run = False
         self.waiter: asyncio.Future[None] | None = None
         self.unread_tokens = 0
         self.unread_bytes = 0
@@ -91,9 +92,18 @@ class RequestStreams:
         """Requests whose answers are not complete."""
         return len(self._open)
 
-    def requests(self) -> list[Request]:
-        """The requests whose answers are not complete, oldest first."""
-        return [box.request for box in self._open.values()]
+    def running(self) -> list[Request]:
+        """The open requests that the engine has begun, oldest first: those that only wait in its queue are not among
+        them. All, if it has told of none.
+        """
+        begun = [box.request for box in self._open.values() if box.has_run]
+        return begun or [box.request for box in self._open.values()]
+
+    def note_admitted(self, events: list[Event]) -> None:
+        """Take from a message's events whom the engine has begun."""
+        for event in events:
+            if type(event) is RequestAdmitted and (box := self._open.get(event.request)) is not None:
+                box.has_run = True
 
     async def read(self, request: Request, send: Callable[[Request], None]) -> AsyncIterator[EngineOutput]:
         """Send a request and yield its outputs until every branch has finished.

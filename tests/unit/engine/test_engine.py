@@ -8,7 +8,7 @@ from fakes.engines import run
 from fakes.fake_engine import make_engine
 from sayfa.base.clock import FakeClock
 from sayfa.base.errors import InvalidRequest, Overloaded
-from sayfa.base.messages import Request
+from sayfa.base.messages import Request, RequestAdmitted
 from sayfa.base.sampling_params import SamplingParams
 from sayfa.engine.estimate import MAX_RETRY_S, MIN_FINISHED, QueueEstimate
 
@@ -49,6 +49,30 @@ def test_requests_without_a_seed_get_one_from_the_engines_own_seed():
     assert first["a"][0].tokens != first["b"][0].tokens
     assert first["a"][0].tokens != other["a"][0].tokens
     assert answer(1, seed=9)["a"][0].tokens == answer(2, seed=9)["b"][0].tokens
+
+
+def test_who_enters_is_told_before_the_step_that_computes_it():
+    """That step may end the process; then nobody else could say who was running."""
+    told, seen = [], []
+
+    class LookingRunner:
+        def __init__(self, runner):
+            self.runner = runner
+
+        def execute(self, plan):
+            seen.append(
+                [event.request for message in told for event in message.events if type(event) is RequestAdmitted]
+            )
+            return self.runner.execute(plan)
+
+    engine = make_engine(wrap=LookingRunner)
+    engine.announce_to(told.append)
+    messages = []
+    run(engine, [request("a"), request("b", n=2)], lambda step, message: messages.append(message))
+    assert (seen[0], seen[-1]) == (["a", "b"], ["a", "b", "b"])
+    assert not any(type(event) is RequestAdmitted for message in messages for event in message.events)
+    events = sorted((message.first_event, len(message.events)) for message in told + messages if message.events)
+    assert [first for first, _ in events] == [sum(count for _, count in events[:n]) for n in range(len(events))]
 
 
 def test_figures_and_events_of_steps_have_no_gaps():
