@@ -92,6 +92,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             if not isinstance(getattr(self, name), bool):
                 raise _wrong_type(name, getattr(self, name), (bool,))
         self._check_lists()
+        if self.allowed_token_ids is not None and not len(self.allowed_token_ids):
+            raise InvalidRequest(
+                "`allowed_token_ids` is empty, so that no token could be drawn; list one, or leave it out.",
+                param="allowed_token_ids",
+            )
         if self.min_tokens and self.allowed_token_ids and self.end_token_ids.issuperset(self.allowed_token_ids):
             raise InvalidRequest(
                 "`allowed_token_ids` lists only tokens that end the answer, but `min_tokens` is "

@@ -99,3 +99,11 @@ def test_a_tuple_is_a_list_to_all_who_read_it(name):
     params.check()
     assert getattr(params, name) == values
     assert params == SamplingParams(**{name: values})
+
+
+@pytest.mark.parametrize("nothing", [[], ()])
+def test_a_list_of_allowed_tokens_that_allows_none_is_refused(nothing):
+    """Offline it failed in the step, as if the engine had."""
+    with pytest.raises(InvalidRequest, match="is empty") as refusal:
+        SamplingParams(allowed_token_ids=nothing).check()
+    assert refusal.value.param == "allowed_token_ids"
