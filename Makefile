@@ -54,8 +54,9 @@ serve: setup  ## serve the embedded model on 127.0.0.1:8000; pass flags with ARG
 chat: setup  ## talk to the embedded model in the terminal
 	@exec $(BIN)/sayfa chat smollm2 $(ARGS)
 
+# worksteal: long tests stand side by side in their files; dealt out in blocks they would all be one worker's.
 test: setup-dev  ## run the tests (two workers)
-	@$(BIN)/python -m pytest -n 2 -q $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -q $(ARGS)
 
 test-all: setup-dev  ## run the tests and the long runs
 	@$(BIN)/python -m pytest -q -m 'slow or not slow' $(ARGS)
