@@ -213,7 +213,7 @@ def test_a_unix_socket_is_private_and_a_stale_one_is_replaced(tmp_path: Path) ->
         bind(ServerOptions(uds=str(path)))
     first.close()
     bind(ServerOptions(uds=str(path))).close()
-    with pytest.raises(ConfigError, match="too long.*name a shorter one"):
+    with pytest.raises(ConfigError, match=r"too long.*name a shorter one"):
         bind(ServerOptions(uds=str(tmp_path / ("s" * 120))))
     other = tmp_path / "file"
     other.write_text("keep me")
