@@ -16,7 +16,7 @@ INPUT_LIMIT_S = 0.25
 MAX_INPUTS = 1_000_000
 LONGEST = ("gguf", "safetensors", "config", "template", "json-body", "events")
 """Attacked for 60 s or MAX_INPUTS where tests are complete: they read what anybody sends, or offers for download. The
-others, which are parts of these or read what is our own, for 20 s."""
+others, which are parts of these or read what is our own, for 5 s."""
 MEMORY_LIMIT_KIB = 100 << 10
 
 
@@ -59,7 +59,7 @@ def one(target: Target, data: bytes) -> tuple[bool, float]:
 @pytest.mark.parametrize("name", TARGETS)
 def test_f11_a_parser_refuses_or_reads(name: str) -> None:
     """Damaged inputs for some seconds: accepted ones keep the target's law, others get one of its own errors."""
-    limit_s = (60.0 if name in LONGEST else 20.0) if needs.completeness() else 1.0
+    limit_s = (60.0 if name in LONGEST else 5.0) if needs.completeness() else 1.0
     accepted, refused = attack(TARGETS[name], seed=1, limit_s=limit_s)
     assert accepted, "no damaged input is accepted: the damage is too coarse to reach what lies behind the first check"
     assert refused or not TARGETS[name].refusals, "no damaged input is refused: the damage does nothing"
