@@ -23,7 +23,7 @@ PUBLIC = {
 
 def tracked() -> list[str]:
     if not (ROOT / ".git").exists():
-        pytest.skip("not a git checkout (an unpacked archive): there is no list of tracked files")
+        pytest.skip("not a git checkout (an unpacked archive): only git can tell what was committed")
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
     return [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
 

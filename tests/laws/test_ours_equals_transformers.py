@@ -163,7 +163,7 @@ def test_smollm2_greedy_tokens_equal_transformers_on_200_prompts(smollm2):
 @pytest.mark.real_model
 @pytest.mark.timeout(3000)
 def test_gemma3_logits_and_greedy_tokens_equal_transformers():
-    """The real Gemma 3 270M: K-quants, sliding window, vocabulary of 262k. Local only, its licence forbids more."""
+    """The real Gemma 3 270M: K-quants, sliding window, vocabulary of 262k. It is not shipped: `needs` tells why."""
     model = RealModel(needs.gemma3_file())
     model.assert_logits_agree(60, 2e-3)
     assert model.differing_prompts(20, 32) == []

@@ -271,7 +271,7 @@ def resident_kib() -> int:
 
 def test_memory_got_ahead_of_its_use_is_there_and_changes_nothing(tiny):
     """Between two steps every page gets its memory: what is written stays, and the rest is resident."""
-    needs.linux(5, 14)
+    needs.memory_ahead_of_its_use()
     ids = [np.arange(30, dtype=np.int32)]
     executor = executor_of(tiny["llama"])
     executor.run(step([(0, 0, 20)], ids))

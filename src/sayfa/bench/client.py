@@ -60,7 +60,7 @@ class Place(NamedTuple):
 
     @property
     def authority(self) -> str:
-        """As the field Host has it: an IPv6 address stands in brackets, or its end would be the port."""
+        """As addresses and the field Host have it: an IPv6 address stands in brackets, or its end would be the port."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 

@@ -91,8 +91,7 @@ def _local(settings: Settings, wishes: dict[str, Any]) -> Answerer:
 
 def _remote(url: str, api_key: str | None, wishes: dict[str, Any]) -> Answerer:
     place = parse_url(url)
-    host = f"[{place.host}]" if ":" in place.host else place.host
-    base = "http://localhost" if place.uds else f"http{'s' if place.tls else ''}://{host}:{place.port}{place.base}"
+    base = "http://localhost" if place.uds else f"http{'s' if place.tls else ''}://{place.authority}{place.base}"
     client = httpx2.Client(
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
         timeout=httpx2.Timeout(10.0, read=600.0),
