@@ -44,7 +44,7 @@ def gemma3_file() -> Path:
     path = os.environ.get("SAYFA_TEST_GEMMA3_GGUF")
     if path is None:
         pytest.skip(
-            "SAYFA_TEST_GEMMA3_GGUF names no file: Gemma 3 270M is large and has terms of its own, so it is not shipped; "
-            "tiny models of its family are tested all the same"
+            "SAYFA_TEST_GEMMA3_GGUF names no file: Gemma 3 270M is large and has terms of its own; it is not shipped, "
+            "and tiny models of its family are tested all the same"
         )
     return Path(path)
