@@ -232,8 +232,9 @@ async def test_a_stuck_engine_says_why_is_ended_and_replaced(monkeypatch, capfd)
 
 async def test_a_load_that_hangs_is_ended_named_and_begun_anew(monkeypatch, capfd, caplog, tmp_path):
     """R09: a load has no limit in all, but one on its silence."""
-    monkeypatch.setattr(watch, "LOAD_STALLED_S", 0.5)
-    monkeypatch.setattr(watch, "LOAD_STUCK_S", 1.5)
+    monkeypatch.setattr(watch, "LOAD_STALLED_S", 1.0)
+    monkeypatch.setattr(watch, "LOAD_STUCK_S", 2.5)
+    monkeypatch.setattr(watch, "LEAST_CPU_S", 0.01)  # on a busy machine a start gets little at a time
     monkeypatch.setattr(process_client, "PING_INTERVAL_S", 0.1)
     async with running("hang-at-start=1", f"hang-file={tmp_path / 'starts'}", wait=False) as client:
         first = client.pid
@@ -244,6 +245,23 @@ async def test_a_load_that_hangs_is_ended_named_and_begun_anew(monkeypatch, capf
     assert "in hang" in capfd.readouterr().err  # the stack of the function that does not end
     said = [record.getMessage() for record in caplog.records]
     assert [line[-6:] for line in said if "(in load)" in line] == ["ollows", "d anew", "in 0 s"]
+
+
+async def test_a_process_that_hangs_before_its_first_word_is_not_asked(monkeypatch, caplog):
+    """R09: while its program is still being read it has no handler for SIGUSR1; the question would be its end."""
+    monkeypatch.setattr(watch, "LOAD_STALLED_S", 0.1)
+    monkeypatch.setattr(watch, "LOAD_STUCK_S", 0.5)
+    monkeypatch.setattr(process_client, "PING_INTERVAL_S", 0.05)
+    client = ProcessClient([sys.executable, "-c", "import threading; threading.Event().wait()"], b"{}", SystemClock())
+    await client.start()
+    try:
+        await until(lambda: any("starting the next one" in record.getMessage() for record in caplog.records))
+    finally:
+        await client.close()
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0].endswith("(in start)")
+    assert said[1].endswith("it is ended and started anew")
+    assert "ended (it tells of no progress in loading for" in said[2]
 
 
 @pytest.mark.slow

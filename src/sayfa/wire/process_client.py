@@ -291,8 +291,10 @@ class ProcessClient:
         else:
             return
         if process is not None and act == "ask":
-            log.error("the engine %s; its state follows", finding)
-            process.ask_for_state()
+            asked = self._watch.can_be_asked
+            log.error("the engine %s%s", finding, "; its state follows" if asked else "")
+            if asked:
+                process.ask_for_state()
         elif process is not None and act == "end":
             log.error("the engine %s; it is ended and started anew", finding)
             self._ended_for = f"it {finding}"

@@ -33,6 +33,10 @@ Act = Literal["wait", "ask", "end"]
 """What to do: nothing, let the process say once what it is at, or end it."""
 
 
+_UNHEARD = "start"
+"""The phase of a process that has told none yet."""
+
+
 class Signs(NamedTuple):
     """What the kernel tells of a process: processor time in seconds, bytes fetched from storage. Both only grow."""
 
@@ -104,7 +108,7 @@ class Watch:
     def note_start(self) -> None:
         """A process was started; what was known is of another one."""
         self._pong = self._signs = None
-        self.phase, self._done = "start", 0.0
+        self.phase, self._done = _UNHEARD, 0.0
         self.moved()
         self._sign_s = self._progress_s
 
@@ -113,6 +117,11 @@ class Watch:
         if (phase, done) != (self.phase, self._done):
             self.phase, self._done = phase, done
             self.moved()
+
+    @property
+    def can_be_asked(self) -> bool:
+        """Whether the process has told a phase. Before that it has no handler for our question, and would end of it."""
+        return self.phase != _UNHEARD
 
     def look_at_steps(self, waiting: bool) -> tuple[Act, str]:
         """Say what to do about a serving process, and what was found; waiting: a request of ours has not ended."""
