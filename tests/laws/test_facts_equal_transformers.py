@@ -221,6 +221,8 @@ def test_of_two_places_for_one_fact_the_one_that_transformers_reads_counts(tmp_p
         ),
         ("llama", {"is_causal": False}, "is_causal is False"),
         ("qwen2", {"is_causal": None}, "is_causal is None"),
+        ("mistral", {"attention_bias": True}, "attention_bias is True, but mistral has no biases"),
+        ("llama", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "llama has no window"),
     ],
 )
 def test_facts_that_contradict_what_transformers_computes_are_refused(tmp_path, family, facts, words):
@@ -256,6 +258,32 @@ def test_a_larger_gemma_without_its_text_part_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"text_config is missing, but .*gemma3_text"):
         read_config(tmp_path)
+
+
+def add_biases(*names):
+    def change(tensors):
+        generator = torch.Generator().manual_seed(1)
+        for layer in range(3):
+            for name in names:
+                place = f"model.layers.{layer}.self_attn.{name}_proj"
+                tensors[f"{place}.bias"] = torch.randn(len(tensors[f"{place}.weight"]), generator=generator)
+
+    return change
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+def test_biases_that_the_flag_promises_are_used(tmp_path, family):
+    folder = edit(make_tiny(family, tmp_path, seed=3), attention_bias=True)
+    change_tensors(folder, add_biases("q", "k", "v", "o"))
+    assert_equal(folder)
+
+
+@pytest.mark.parametrize(("family", "names"), [("qwen2", "o"), ("llama", "qkv"), ("mistral", "qkv")])
+def test_biases_that_transformers_leaves_unread_are_refused(tmp_path, family, names):
+    folder = make_tiny(family, tmp_path, seed=3)
+    change_tensors(folder, add_biases(*names))
+    with pytest.raises(ModelError, match=r"tensors have no place in a .* 'model\.layers\.0\.self_attn\.._proj\.bias'"):
+        our_logits(folder)
 
 
 # --------------------------------------------------------------------------------------------------- files

@@ -70,7 +70,7 @@ def config_from_hf(facts: Facts) -> ModelConfig:
         norm_eps=facts.number("rms_norm_eps", EPS, 1e-6),
         activation=_activation(facts, is_gemma),
         tie_embeddings=tie,
-        attention_bias=architecture == "qwen2" or facts.flag("attention_bias", False),
+        attention_bias=_attention_bias(facts, architecture),
         qk_norm=architecture in ("qwen3", "gemma3"),
         post_norms=is_gemma,
         norm_plus_one=is_gemma,
@@ -99,6 +99,14 @@ def _check_served(facts: Facts) -> None:
         raise facts.error("is_causal", f"is {facts.raw('is_causal')}: {_NOT_SERVED}")
 
 
+def _attention_bias(facts: Facts, architecture: str) -> bool:
+    """Whether q, k and v have biases: always in Qwen 2 and never in Mistral, whatever the file states."""
+    stated = facts.flag("attention_bias", False)
+    if stated and architecture == "mistral":
+        raise facts.error("attention_bias", f"is True, but {architecture} has no biases; remove the field")
+    return stated or architecture == "qwen2"
+
+
 def _activation(facts: Facts, is_gemma: bool) -> Literal["silu", "gelu_tanh"]:
     field, default = ("hidden_activation", "gelu_pytorch_tanh") if is_gemma else ("hidden_act", "silu")
     name = facts.text(field, default)
@@ -123,10 +131,12 @@ def _embedding_scale(hidden: int, dtype: Any) -> float:
 def _windows(facts: Facts, architecture: str) -> list[int]:
     """Sliding window of each layer, 0 where a layer sees everything."""
     num_layers = facts.integer("num_hidden_layers", COUNT)
+    kinds = facts.raw("layer_types")
     if architecture == "llama":
+        if kinds is not None and kinds != ["full_attention"] * num_layers:
+            raise facts.error("layer_types", "holds other than full_attention, but llama has no window; remove the field")
         return [0] * num_layers
     window = _window(facts, architecture)
-    kinds = facts.raw("layer_types")
     if kinds is None:
         kinds = _default_kinds(facts, architecture, num_layers, window)
     if not isinstance(kinds, list) or len(kinds) != num_layers:

@@ -101,7 +101,8 @@ class Weights:
         qkv_bias = out_bias = q_norm = k_norm = None
         if self._config.attention_bias:
             qkv_bias = np.concatenate([self._vector(role, layer) for role in ("q_bias", "k_bias", "v_bias")])
-            if self._name("out_bias", layer) in self._names:
+            # Qwen 2 has none there: one in its file stays unread, which is refused at the end.
+            if self._config.architecture != "qwen2" and self._name("out_bias", layer) in self._names:
                 out_bias = self._vector("out_bias", layer)
         if self._config.qk_norm:
             q_norm, k_norm = self.norm("q_norm", layer), self.norm("k_norm", layer)
