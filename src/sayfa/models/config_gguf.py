@@ -34,6 +34,8 @@ def config_from_gguf(file: GgufFile, stem: str) -> ModelConfig:
     facts.refuse_if("expert_count", "mixtures of experts are not served")
     facts.refuse_if("attn_logit_softcapping", "soft caps are not served")
     facts.refuse_if("final_logit_softcapping", "soft caps are not served")
+    if not facts.flag("attention.causal", True):
+        raise facts.error("attention.causal", "is False: a model whose tokens see what follows them is not served")
     num_layers = facts.integer("block_count", COUNT)
     num_heads = _one_for_all(facts, "attention.head_count", None)
     hidden = facts.integer("embedding_length", SIZE)
@@ -119,12 +121,10 @@ def _windows(facts: Facts, architecture: str, num_layers: int) -> list[int]:
 def _ropes(
     file: GgufFile, facts: Facts, architecture: str, head_dim: int, windows: list[int]
 ) -> tuple[list[RopeConfig], list[int]]:
-    kind = facts.text("rope.scaling.type", "none")
+    kind = facts.text("rope.scaling.type", "linear")  # llama.cpp, too: a factor alone divides
     if kind not in _ROPE_TYPES:
         raise facts.error("rope.scaling.type", f"is {kind!r}; known rope scalings: {', '.join(_ROPE_TYPES)}")
-    factor = facts.number("rope.scaling.factor", FACTOR, 1.0)
-    if not facts.has("rope.scaling.factor") and facts.has("rope.scale_linear"):
-        kind, factor = "linear", facts.number("rope.scale_linear", FACTOR)
+    factor = facts.number("rope.scaling.factor", FACTOR, facts.number("rope.scale_linear", FACTOR, 1.0))
     rotary_dim = facts.integer("rope.dimension_count", COUNT, head_dim)
     main = RopeConfig(
         theta=facts.number("rope.freq_base", THETA, 10_000.0),

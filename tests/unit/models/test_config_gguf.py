@@ -72,6 +72,7 @@ def test_facts_of_each_architecture(files):
         ({"llama.rope.freq_base": float("nan")}, r"freq_base is nan"),
         ({"llama.attention.layer_norm_rms_epsilon": None}, "layer_norm_rms_epsilon is missing"),
         ({"llama.final_logit_softcapping": 30.0}, "final_logit_softcapping is"),
+        ({"llama.attention.causal": False}, "attention.causal is False"),
     ],
 )
 def test_what_is_wrong_is_refused_with_its_field(files, changes, words):
@@ -84,6 +85,15 @@ def test_linear_scaling_in_both_spellings(files):
     old = with_facts(files["llama"], {"llama.rope.scale_linear": 4.0})
     assert new == old
     assert (new.ropes[0].scaling, new.ropes[0].factor) == ("linear", 4.0)
+
+
+@pytest.mark.parametrize("field", ["scaling.factor", "scale_linear"])
+def test_a_factor_divides_where_no_type_is_named_and_not_where_the_type_is_none(files, field):
+    """As llama.cpp reads it."""
+    unnamed = with_facts(files["llama"], {f"llama.rope.{field}": 4.0})
+    assert (unnamed.ropes[0].scaling, unnamed.ropes[0].factor) == ("linear", 4.0)
+    none = with_facts(files["llama"], {f"llama.rope.{field}": 4.0, "llama.rope.scaling.type": "none"})
+    assert (none.ropes[0].scaling, none.ropes[0].factor) == ("none", 1.0)
 
 
 def write_arrays(path, num_kv_heads, divisors):
