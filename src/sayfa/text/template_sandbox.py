@@ -3,9 +3,10 @@
 Called by `chat_template` only. Built on jinja2's immutable sandbox with the options that Hugging Face's templates are
 written for. It knows no messages and no tokens.
 
-How the price is taken: while a template is compiled its tree is changed, so that each turn of a loop, each macro and
-each container made passes a method of the environment; sums, products and joins are intercepted; what is printed passes
-`finalize`; what is captured passes `concat`. Filters, functions and methods are those of a list, nothing else exists.
+How the price is taken: while a template is compiled its tree is changed, so that each turn of a loop, each macro, each
+comparison and each container made passes a method of the environment; sums, products and joins are intercepted; what is
+printed passes `finalize`; what is captured passes `concat`. Filters, functions and methods are those of a list, nothing
+else exists.
 """
 
 import json
@@ -22,6 +23,7 @@ from jinja2.filters import FILTERS, _GroupTuple, do_indent, make_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.tests import TESTS
 from jinja2.utils import Namespace
 
 from sayfa.text.template_budget import CONTAINERS, CurrentBudget, OverBudgetError
@@ -36,10 +38,10 @@ def _words(text: str) -> frozenset[str]:
 
 # Filters of jinja that cost no more than what they are given, those that copy a text, and those that look at all items.
 _FREE_FILTERS = (
-    "abs", "count", "d", "default", "first", "float", "int", "items", "last", "length", "map", "reject", "rejectattr",
-    "select", "selectattr",
+    "abs", "count", "d", "default", "first", "items", "last", "length", "map", "reject", "rejectattr", "select",
+    "selectattr",
 )  # fmt: skip
-_TEXT_FILTERS = ("capitalize", "lower", "reverse", "safe", "title", "trim", "upper")
+_TEXT_FILTERS = ("capitalize", "float", "int", "lower", "reverse", "safe", "title", "trim", "upper")
 _LIST_FILTERS = ("dictsort", "groupby", "list", "max", "min", "sort", "unique")
 _STR_METHODS = _words(
     "capitalize count endswith find index isalnum isalpha isascii isdecimal isdigit islower isnumeric isspace istitle "
@@ -104,6 +106,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
             "tojson": self._tojson, "join": self._join, "replace": self._replace, "string": self._string,
             "indent": self._indent,
         }  # fmt: skip
+        for name in ("lower", "upper"):  # they write what they are given as text
+            self.tests[name] = self._paid(TESTS[name], lambda value: self._pay_text(self._string(value)))
         self.globals.clear()
         self.globals.update(
             range=self._range, dict=_Dict(), namespace=Namespace, raise_exception=_raise, strftime_now=self._strftime
@@ -128,6 +132,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def sliced(self, value: Any) -> Any:
         """Pay for a part of a text or list, which is a copy."""
         self._pay_text(value)
+        return value
+
+    def compared(self, value: Any) -> Any:
+        """Pay for a comparison or test, which may have looked at all of a text or list; `value` is what came out."""
+        self.current.get().spend()
         return value
 
     def made(self, value: Any) -> Any:
@@ -371,6 +380,8 @@ def _priced(node: nodes.Node) -> nodes.Node:
     stored = getattr(node, "ctx", "load") != "load"
     if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice) and not stored:
         return _call("sliced", [node]).set_lineno(node.lineno)
+    if isinstance(node, (nodes.Compare, nodes.Test)):
+        return _call("compared", [node]).set_lineno(node.lineno)
     if isinstance(node, (nodes.List, nodes.Tuple, nodes.Dict)) and not stored and not _is_constant(node):
         return _call("made", [node]).set_lineno(node.lineno)
     return node

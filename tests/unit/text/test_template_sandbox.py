@@ -3,6 +3,7 @@
 import random
 import time
 import tracemalloc
+from datetime import datetime
 
 import pytest
 
@@ -17,6 +18,7 @@ from sayfa.text.template_budget import (
     CurrentBudget,
     OverBudgetError,
 )
+from sayfa.text.template_sandbox import Sandbox
 
 MESSAGES = [{"role": "user", "content": "hello <b>"}, {"role": "assistant", "content": "x" * 200}]
 
@@ -183,6 +185,22 @@ def test_no_template_costs_more_than_its_budget(source: str) -> None:
         assert tracemalloc.get_traced_memory()[1] < 100 << 20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("looked_at", "steps"),
+    [
+        ("'b' in text", 100), ("text == text", 100), ("1 < 2", 100), ("items is eq items", 100), ("x is defined", 100),
+        ("text is lower", 19_000), ("items is upper", 6_000), ("text|float", 19_000), ("text|int(base=16)", 19_000),
+    ],
+)  # fmt: skip
+def test_what_looks_at_a_whole_value_is_paid_for_each_time(looked_at: str, steps: int) -> None:
+    """A long template without a loop does it as often as it likes; the clock is only looked at after some steps."""
+    sandbox = Sandbox(lambda: datetime(2026, 1, 1))
+    sandbox.current.value = budget = Budget(10**9, cpu_s=lambda: 0.0)
+    source = f"{{% if {looked_at} %}}{{% endif %}}" * 100
+    sandbox.from_string(source).render(text="a" * 200_000, items=[1] * 1000)
+    assert budget._steps >= steps
 
 
 def test_the_deadline_is_counted_on_the_clock_that_is_handed_in() -> None:
