@@ -222,7 +222,7 @@ def test_of_two_places_for_one_fact_the_one_that_transformers_reads_counts(tmp_p
         ("llama", {"is_causal": False}, "is_causal is False"),
         ("qwen2", {"is_causal": None}, "is_causal is None"),
         ("mistral", {"attention_bias": True}, "attention_bias is True, but mistral has no biases"),
-        ("llama", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "llama has no window"),
+        ("llama", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "llama has none"),
     ],
 )
 def test_facts_that_contradict_what_transformers_computes_are_refused(tmp_path, family, facts, words):

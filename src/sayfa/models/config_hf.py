@@ -134,7 +134,7 @@ def _windows(facts: Facts, architecture: str) -> list[int]:
     kinds = facts.raw("layer_types")
     if architecture == "llama":
         if kinds is not None and kinds != ["full_attention"] * num_layers:
-            raise facts.error("layer_types", "holds other than full_attention, but llama has no window; remove the field")
+            raise facts.error("layer_types", "holds other than full_attention, but llama has none; remove the field")
         return [0] * num_layers
     window = _window(facts, architecture)
     if kinds is None:

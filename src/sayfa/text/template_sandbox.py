@@ -23,7 +23,6 @@ from jinja2.filters import FILTERS, _GroupTuple, do_indent, make_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.tests import TESTS
 from jinja2.utils import Namespace
 
 from sayfa.text.template_budget import CONTAINERS, CurrentBudget, OverBudgetError
@@ -107,7 +106,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             "indent": self._indent,
         }  # fmt: skip
         for name in ("lower", "upper"):  # they write what they are given as text
-            self.tests[name] = self._paid(TESTS[name], lambda value: self._pay_text(self._string(value)))
+            self.tests[name] = self._paid(self.tests[name], lambda value: self._pay_text(self._string(value)))
         self.globals.clear()
         self.globals.update(
             range=self._range, dict=_Dict(), namespace=Namespace, raise_exception=_raise, strftime_now=self._strftime

@@ -3,7 +3,7 @@
 import random
 import time
 import tracemalloc
-from datetime import datetime
+from datetime import UTC, datetime
 
 import pytest
 
@@ -196,7 +196,7 @@ def test_no_template_costs_more_than_its_budget(source: str) -> None:
 )  # fmt: skip
 def test_what_looks_at_a_whole_value_is_paid_for_each_time(looked_at: str, steps: int) -> None:
     """A long template without a loop does it as often as it likes; the clock is only looked at after some steps."""
-    sandbox = Sandbox(lambda: datetime(2026, 1, 1))
+    sandbox = Sandbox(lambda: datetime(2026, 1, 1, tzinfo=UTC))
     sandbox.current.value = budget = Budget(10**9, cpu_s=lambda: 0.0)
     source = f"{{% if {looked_at} %}}{{% endif %}}" * 100
     sandbox.from_string(source).render(text="a" * 200_000, items=[1] * 1000)
