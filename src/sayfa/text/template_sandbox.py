@@ -105,8 +105,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
             "tojson": self._tojson, "join": self._join, "replace": self._replace, "string": self._string,
             "indent": self._indent,
         }  # fmt: skip
-        for name in ("lower", "upper"):  # they write what they are given as text
-            self.tests[name] = self._paid(self.tests[name], lambda value: self._pay_text(self._string(value)))
+        self.tests |= {  # these two write what they are given as text
+            "lower": lambda value: self._pay_text(self._string(value)).islower(),
+            "upper": lambda value: self._pay_text(self._string(value)).isupper(),
+        }
         self.globals.clear()
         self.globals.update(
             range=self._range, dict=_Dict(), namespace=Namespace, raise_exception=_raise, strftime_now=self._strftime
