@@ -84,7 +84,7 @@ class ChatTemplate:
         try:
             tree = self._sandbox.parse(source)
             self.options = frozenset(meta.find_undeclared_variables(tree) - _RESERVED - self._special.keys())
-            self._template = self._sandbox.from_string(source)
+            self._template = self._sandbox.from_string(tree)
             self._wants_parts, self._knows_text = self._probed_forms() or _content_forms(tree)
         except jinja2.TemplateError as error:
             place = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
