@@ -79,6 +79,7 @@ class Roster:
         self.waiting.remove(sequence)
         if sequence.state.admitted_s is None:
             sequence.state.admitted_s = now_s
+        sequence.take_tokens()
         sequence.status = Status.RUNNING
         sequence.row = self._free_rows.pop()
         sequence.rank = self._policy.rank(sequence)

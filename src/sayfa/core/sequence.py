@@ -14,6 +14,7 @@ Invariants (`check` proves them):
    row, one that is paused may have kept its own, no other has one.
 3. num_stored <= len(hashes); hashes[i] is the chain hash of page i and never changes, as tokens only grow.
 4. Only the scheduler moves `computed`.
+5. Who holds a row has tokens of its own; before that they may be its request's prompt, to which nobody may add.
 """
 
 from enum import Enum
@@ -84,6 +85,8 @@ class RequestState:
 class Sequence:
     """One branch of one request.
 
+    tokens: prompt and output so far. Until it first runs they are the request's own prompt, so that n branches that
+    wait have one list in common.
     hashes, contents: of its first whole pages, as far as they were ever needed; the content is what the pool compares.
     scored: prompt positions whose log-probability has been asked for in a step that was carried out.
     rank: place among the running ones, set on admission; the last one yields first.
@@ -98,7 +101,7 @@ class Sequence:
     def __init__(self, state: RequestState, branch: int) -> None:
         self.state = state
         self.branch = branch
-        self.tokens = list(state.request.prompt)
+        self.tokens = state.request.prompt
         self.num_prompt = state.num_prompt
         self.seed = branch_seed(state.params.seed or 0, branch)
         self.status = Status.WAITING
@@ -138,6 +141,11 @@ class Sequence:
         """Whether prompt positions are still to be scored; then no prefix may be skipped."""
         return self.state.params.prompt_logprobs is not None and self.branch == 0 and self.scored < self.num_prompt - 1
 
+    def take_tokens(self) -> None:
+        """Make the tokens its own, as it runs from now on and adds to them."""
+        if self.tokens is self.state.request.prompt:
+            self.tokens = list(self.tokens)
+
     def check(self, page_size: int) -> None:
         """Raise RuntimeError at the first broken invariant."""
         name = f"{self.id}/{self.branch}"
@@ -152,6 +160,8 @@ class Sequence:
             raise RuntimeError(f"{name} has no row but holds pages {self.pages}")
         if self.row >= 0 and self.status not in (Status.RUNNING, Status.PAUSED):
             raise RuntimeError(f"{name} is {self.status.value} but holds row {self.row}")
+        if self.row >= 0 and self.tokens is self.state.request.prompt:
+            raise RuntimeError(f"{name} runs, but would add its output to the request's own prompt")
         if self.status is Status.RUNNING and self.row < 0:
             raise RuntimeError(f"{name} runs without a row")
 

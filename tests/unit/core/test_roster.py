@@ -106,6 +106,7 @@ def sound() -> Sequence:
     sequence = RequestState(request("r", [1, 2, 3, 4, 5, 6]), 0, 0.0, 99).branch(0)
     sequence.status, sequence.row, sequence.pages, sequence.computed = Status.RUNNING, 3, [1, 2], 5
     sequence.hashes, sequence.num_stored = [b"one"], 1
+    sequence.take_tokens()
     return sequence
 
 
@@ -153,7 +154,12 @@ def _runs_without_a_row(sequence: Sequence) -> None:
     sequence.row, sequence.computed, sequence.num_stored, sequence.pages = -1, 0, 0, []
 
 
+def _adds_to_the_prompt(sequence: Sequence) -> None:
+    sequence.tokens = sequence.state.request.prompt
+
+
 DAMAGE = [
+    (_adds_to_the_prompt, "r/0 runs, but would add its output to the request's own prompt"),
     (_computed_all, "r/0: 6 computed of 6 tokens"),
     (_computed_less_than_nothing, "r/0: -1 computed of 6 tokens"),
     (_too_few_pages, "r/0: 5 computed in 1 pages of 4"),
@@ -185,3 +191,19 @@ def test_who_samples_nothing_may_be_computed_to_the_end() -> None:
     sequence.state.max_tokens = 0
     sequence.computed = 6
     sequence.check(4)
+
+
+def test_who_waits_has_no_copy_of_the_prompt_and_who_runs_has_its_own() -> None:
+    """Else a request for 128 answers to 100,000 tokens would take 100 MB as it waits, and 20 ms only to be aborted."""
+    world = World(max_num_seqs=2)
+    asked = request("a", [1, 2, 3, 4, 5], n=4, max_tokens=9)
+    world.add(asked)
+    [first] = world.sequences()
+    assert first.tokens is asked.prompt
+    world.step()
+    waiting = [sequence for sequence in world.sequences() if sequence is not first]
+    assert len(waiting) == 3
+    assert all(sequence.tokens is asked.prompt for sequence in waiting)
+    world.run()
+    assert asked.prompt == [1, 2, 3, 4, 5]
+    world.check_answers()
