@@ -24,10 +24,13 @@ FIRST_OUTPUT_GUESS, OUTPUT_MEMORY = 128, 64
 
 
 class Policy(Protocol):
-    """What the scheduler asks of a policy. All answers depend on arguments and on earlier calls only."""
+    """What the scheduler asks of a policy. All answers depend on arguments and on earlier notes only."""
 
     def order(self, state: RequestState) -> int:
         """Return the place of a new request in the waiting queue; lower is earlier, ties go by arrival."""
+
+    def queued(self, state: RequestState) -> None:
+        """Take note that this request took its place."""
 
     def rank(self, sequence: Sequence) -> tuple[int, int, int]:
         """Return the place of a sequence that enters among the running ones; the highest yields first."""
@@ -65,6 +68,9 @@ class PriorityPolicy:
         lifted = sequence.state.request.priority - sequence.preempted // PREEMPTIONS_PER_CLASS
         return lifted, sequence.state.number, sequence.branch
 
+    def queued(self, state: RequestState) -> None:
+        """Nothing to note."""
+
     def may_enter(self, sequence: Sequence, num_running: int) -> bool:
         """Any sequence may enter at any step."""
         return True
@@ -94,18 +100,21 @@ class FairPolicy(PriorityPolicy):
 
     def order(self, state: RequestState) -> int:
         """Return the start tag + class x lead, in tokens."""
+        start = max(self._now, self._finish.get(state.request.tenant, 0))
+        return start + state.request.priority * self.class_lead
+
+    def queued(self, state: RequestState) -> None:
+        """Move the tenant's finish tag on by what the request is expected to cost."""
         tenant = state.request.tenant
-        start = max(self._now, self._finish.pop(tenant, 0))
         state.expected = min(state.max_tokens, round(self._mean_output))
         cost = state.num_prompt + state.expected * state.params.n
-        self._finish[tenant] = start + max(1, round(cost / self._weights.get(tenant, 1.0)))
+        self._finish.pop(tenant, None)  # who came last stands last
+        self._finish[tenant] = self._start(state) + max(1, round(cost / self._weights.get(tenant, 1.0)))
         self._trim()
-        return start + state.request.priority * self.class_lead
 
     def entered(self, sequence: Sequence) -> None:
         """Move the virtual time to the start tag of the one that is served."""
-        state = sequence.state
-        self._now = max(self._now, state.order - state.request.priority * self.class_lead)
+        self._now = max(self._now, self._start(sequence.state))
 
     def ended(self, sequence: Sequence) -> None:
         """Settle what the branch had against what was expected of it."""
@@ -118,6 +127,10 @@ class FairPolicy(PriorityPolicy):
         tag = self._finish.get(tenant)
         if tag is not None:
             self._finish[tenant] = max(self._now, tag + owed)
+
+    def _start(self, state: RequestState) -> int:
+        """Return the start tag of a request that has its place."""
+        return state.order - state.request.priority * self.class_lead
 
     def _trim(self) -> None:
         """Forget tenants whose tag is past, and beyond a bound those that came longest ago."""

@@ -69,10 +69,15 @@ class Roster:
         """Take a new request in: its branch 0 waits."""
         self._cache.open(state)
         state.order = self._policy.order(state)
+        self._policy.queued(state)
         self.requests[state.request.id] = state
         fault("core.open")
         self.waiting.add(state.branch(0))
         self._cache.events.append(RequestQueued(state.request.id, state.num_prompt))
+
+    def num_answers_before(self, state: RequestState) -> int:
+        """Return how many answers stand before the place in the queue that a new request would have."""
+        return self.waiting.num_answers_before((self._policy.order(state), state.number, 0))
 
     def enter(self, sequence: Sequence, now_s: float) -> None:
         """Let a waiting sequence run; its pages and `computed` are set already."""

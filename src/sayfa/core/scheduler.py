@@ -170,6 +170,16 @@ class Scheduler:
         return len(self._roster.waiting)
 
     @property
+    def num_answers_waiting(self) -> int:
+        """Sequences that wait, and the further branches of requests that have not run yet."""
+        return self._roster.waiting.num_answers
+
+    def num_answers_before(self, request: Request) -> int:
+        """Return how many of them stand before the place that this request would have in the queue."""
+        state = RequestState(request, self._num_requests, 0.0, self.limits.max_model_len)
+        return self._roster.num_answers_before(state)
+
+    @property
     def num_paused(self) -> int:
         """Sequences that neither run nor wait because their request is paused."""
         return len(self._roster.held) + len(self._roster.parked)

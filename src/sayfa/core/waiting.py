@@ -3,6 +3,7 @@
 Called by the scheduler only; must not know why somebody waits.
 
 Invariants: sorted by (order, arrival, branch); `num_tokens` is the sum of the waiting sequences' tokens;
+`num_answers` counts them, with all branches for a request that has never run, of which only the first is here;
 `num_new` and `num_new_tokens` count only requests that have never run (those bound the queue: one that ran and was
 preempted is never refused); `num_new_of` counts them by tenant.
 """
@@ -20,6 +21,7 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._sequences: list[Sequence] = []
         self.num_tokens = 0
+        self.num_answers = 0
         self.num_new = 0
         self.num_new_tokens = 0
         self._new_by_tenant: dict[str, int] = {}
@@ -36,6 +38,13 @@ class WaitingQueue:
 
     def __getitem__(self, index: int) -> Sequence:
         return self._sequences[index]
+
+    def num_answers_before(self, where: tuple[int, int, int]) -> int:
+        """Return how many of `num_answers` stand before a place. Quick for the end, where most come."""
+        index = bisect_left(self._sequences, where, key=place)
+        if index == len(self._sequences):
+            return self.num_answers
+        return sum(_num_answers(sequence) for sequence in self._sequences[:index])
 
     def add(self, sequence: Sequence) -> None:
         """Put a sequence in its place."""
@@ -59,13 +68,15 @@ class WaitingQueue:
         tenants = Counter(s.state.request.tenant for s in self._sequences if s.state.admitted_s is None)
         if tenants != self._new_by_tenant:
             raise RuntimeError(f"the waiting queue counts {self._new_by_tenant} by tenant, there are {dict(tenants)}")
-        counts = sum(len(sequence.tokens) for sequence in self._sequences), len(new), sum(new)
-        if counts != (self.num_tokens, self.num_new, self.num_new_tokens):
+        num_answers = sum(map(_num_answers, self._sequences))
+        counts = num_answers, sum(len(sequence.tokens) for sequence in self._sequences), len(new), sum(new)
+        if counts != (self.num_answers, self.num_tokens, self.num_new, self.num_new_tokens):
             raise RuntimeError(f"the waiting queue counts {counts} wrongly")
 
     def _count(self, sequence: Sequence, sign: int) -> None:
         tokens = sign * len(sequence.tokens)
         self.num_tokens += tokens
+        self.num_answers += sign * _num_answers(sequence)
         if sequence.state.admitted_s is None:
             self.num_new += sign
             tenant = sequence.state.request.tenant
@@ -78,3 +89,9 @@ class WaitingQueue:
 def place(sequence: Sequence) -> tuple[int, int, int]:
     """Return the key that the queue is sorted by."""
     return sequence.state.order, sequence.state.number, sequence.branch
+
+
+def _num_answers(sequence: Sequence) -> int:
+    """Return 1, or for a request that has never run all its branches."""
+    state = sequence.state
+    return state.params.n if state.admitted_s is None and sequence.branch == 0 else 1

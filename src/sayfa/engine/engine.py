@@ -72,14 +72,14 @@ class Engine:
         self._check_fields(request)
         if not self.has_work:
             self._progress_s = now_s  # an idle engine owed no progress until now
-            self._estimate.forget()
+            self._estimate.begin(now_s)
         params = request.params
         if params.seed is None:
             params = msgspec.structs.replace(params, seed=self._seeds.randrange(MAX_SEED))
             request = msgspec.structs.replace(request, params=params)
-        num_waiting = self._scheduler.num_waiting
-        retry_after_s = self._estimate.retry_after_s(num_waiting, now_s)
-        self._refuse_hopeless(request, self._estimate.wait_s(num_waiting, now_s) or 0.0, retry_after_s)
+        retry_after_s = self._estimate.retry_after_s(self._scheduler.num_answers_waiting, now_s)
+        if request.deadline_s is not None:
+            self._refuse_hopeless(request, request.deadline_s, now_s, retry_after_s)
         fault("engine.add.before_queue")
         self._scheduler.add(request, now_s, retry_after_s)
 
@@ -156,14 +156,13 @@ class Engine:
                 param="prompt",
             )
 
-    def _refuse_hopeless(self, request: Request, wait_s: float, retry_after_s: int) -> None:
+    def _refuse_hopeless(self, request: Request, deadline_s: float, now_s: float, retry_after_s: int) -> None:
         """Raise Overloaded before any work if queue and answer take longer than the request's deadline.
 
-        Of the answer only what is certain counts: one step for each token that it must have.
+        Of the queue counts what is before this request's place, and of the answer what is certain: one step for each
+        token that it must have.
         """
-        deadline_s = request.deadline_s
-        if deadline_s is None:
-            return
+        wait_s = self._estimate.wait_s(self._scheduler.num_answers_before(request), now_s) or 0.0
         room = max(1, self.info.max_model_len - len(request.prompt))
         needed_s = wait_s + self._estimate.least_s(min(_least_tokens(request.params), room))
         if needed_s > deadline_s:

@@ -13,6 +13,7 @@ from sayfa.core.waiting import WaitingQueue
 def state(policy: Policy, number: int, **arguments: object) -> RequestState:
     made = RequestState(request(number, [1, 2, 3, 4], **arguments), number, 0.0, 100)  # type: ignore[arg-type]
     made.order = policy.order(made)
+    policy.queued(made)
     return made
 
 

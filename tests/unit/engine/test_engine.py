@@ -10,12 +10,20 @@ from sayfa.base.clock import FakeClock
 from sayfa.base.errors import InvalidRequest, Overloaded
 from sayfa.base.messages import Request, RequestAdmitted
 from sayfa.base.sampling_params import SamplingParams
+from sayfa.core.policy import FairPolicy, PriorityPolicy
 from sayfa.engine.estimate import MAX_RETRY_S, MIN_FINISHED, QueueEstimate
 
 
-def request(name, *prompt, deadline_s=None, **params):
+def request(name, *prompt, deadline_s=None, tenant="", priority=0, **params):
     params.setdefault("max_tokens", 4)
-    return Request(id=name, prompt=list(prompt) or [1, 2, 3], params=SamplingParams(**params), deadline_s=deadline_s)
+    return Request(
+        id=name,
+        prompt=list(prompt) or [1, 2, 3],
+        params=SamplingParams(**params),
+        deadline_s=deadline_s,
+        tenant=tenant,
+        priority=priority,
+    )
 
 
 @pytest.mark.parametrize(("bad", "param"), [
@@ -171,6 +179,45 @@ def test_a_full_queue_refuses_with_a_time_that_follows_from_the_queue():
     engine.add(request("patient", deadline_s=300.0))
 
 
+def paced_engine(policy, **limits):
+    """An engine with one row that gives an answer each two seconds, and ten requests of tenant "crowd" in the queue."""
+    clock = FakeClock()
+    engine = make_engine(clock=clock, max_num_seqs=1, policy=policy, **limits)
+    for i in range(MIN_FINISHED + 11):
+        engine.add(request(f"r{i}", max_tokens=1, tenant="crowd"))
+    for _ in range(MIN_FINISHED + 1):
+        engine.step()
+        clock.advance(2.0)
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("policy", "fields"), [(FairPolicy, {"tenant": "alone"}), (PriorityPolicy, {"priority": -1})]
+)
+def test_of_the_queue_only_what_is_before_a_request_speaks_against_its_deadline(policy, fields):
+    engine = paced_engine(policy())
+    for who in ({"tenant": "crowd"}, {"tenant": "crowd", "priority": 1}):
+        with pytest.raises(Overloaded, match="deadline") as hopeless:
+            engine.add(request("behind", deadline_s=15.0, **who))
+        assert "about 20.0 s" in hopeless.value.message
+    engine.add(request("ahead", deadline_s=15.0, max_tokens=1, **fields))
+    while not (outputs := [output for output in engine.step().outputs if output.id == "ahead"]):
+        pass
+    assert [output.finish for output in outputs] == ["length"], "it was in time"
+    assert len(engine._scheduler.unstarted()) >= 8
+
+
+def test_all_answers_of_the_requests_in_the_queue_count():
+    """Ten requests for ten answers each are a hundred answers: their requests alone would promise a tenth of the time."""
+    engine = paced_engine(PriorityPolicy(), max_queued_requests=MIN_FINISHED + 11)
+    for i in range(9):
+        engine.add(request(f"many{i}", n=10, max_tokens=1))
+    with pytest.raises(Overloaded) as full:
+        engine.add(request("one too many"))
+    half_of_the_queue_s = 2.0 * (10 + 90) / 2
+    assert 0.7 * half_of_the_queue_s <= full.value.retry_after_s <= 1.3 * half_of_the_queue_s + 1
+
+
 class TickingClock(FakeClock):
     """Each look at it takes a tenth of a second, so that steps take time."""
 
@@ -202,5 +249,17 @@ def test_the_estimate_is_whole_bounded_and_promises_nothing_it_does_not_know(see
         assert 1 <= seconds <= MAX_RETRY_S
     assert estimate.wait_s(0, now_s) == 0.0
     assert 20 < estimate.wait_s(100, now_s) < 100  # two answers a second on average
-    estimate.forget()
+    estimate.begin(now_s)
     assert estimate.wait_s(100, now_s) is None
+
+
+def test_answers_that_end_together_are_not_taken_for_a_pace():
+    """A batch of 256 answers each ten seconds: right after one the queue looked as if it were gone at once."""
+    estimate = QueueEstimate(random.Random(0))
+    estimate.begin(5.0)
+    for batch in range(1, 200):
+        now_s = 5.0 + 10.0 * batch
+        estimate.note_finished(256, now_s)
+        for later_s in (0.0, 1.0, 9.0):
+            wait_s = estimate.wait_s(2560, now_s + later_s)
+            assert 99 <= wait_s <= 100 + 100 * later_s / 10 / min(batch, 64) + 1e-9
