@@ -47,7 +47,6 @@ class CountingEngine:
         self._requests: dict[str, Request] = {}
         self._paused: set[tuple[str, int]] = set()
         self._entered: set[tuple[str, int]] = set()
-        self._announce: Callable[[Outputs], None] = lambda _: None
         self._steps = 0
         self.info = EngineInfo(
             model="counting", architecture="none", dtype="none", kv_dtype="none", vocab_size=1 << 30,
@@ -80,22 +79,19 @@ class CountingEngine:
         keys = {key for key in self._rows if key[0] in ids}
         self._paused = self._paused | keys if on else self._paused - keys
 
-    def announce_to(self, announce: Callable[[Outputs], None]) -> None:
-        self._announce = announce
-
-    def _running(self) -> list[tuple[str, int]]:
+    def _running(self, tell: Callable[[Outputs], None]) -> list[tuple[str, int]]:
         """The rows that run now; tells of those that are new."""
         if "rows" not in self._options:
             return list(self._rows)
         running = list(islice(self._rows, int(self._options["rows"])))
         if new := [key for key in running if key not in self._entered]:
             self._entered.update(new)
-            self._announce(Outputs(outputs=[], events=[RequestAdmitted(name, branch, 0, 0) for name, branch in new]))
+            tell(Outputs(outputs=[], events=[RequestAdmitted(name, branch, 0, 0) for name, branch in new]))
         return running
 
-    def step(self) -> Outputs:
+    def step(self, tell: Callable[[Outputs], None]) -> Outputs:
         self._steps += 1
-        running = self._running()
+        running = self._running(tell)
         first_tokens = {str(self._requests[request_id].prompt[0]) for request_id, _ in running}
         if self._options.get("die-on") in first_tokens:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -6,16 +6,15 @@ runner's.
 """
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from sayfa.base.clock import Clock
 from sayfa.base.errors import InvalidRequest, Overloaded
 from sayfa.base.faults import fault
-from sayfa.base.messages import EngineInfo, EngineOutput, Outputs, Pong, Refused, Request
+from sayfa.base.messages import EngineInfo, EngineOutput, Outputs, Pong, Refused, Request, StepStats
 from sayfa.base.sampling_params import MAX_SEED, SamplingParams
-from sayfa.base.step import SchedulerOutput
 from sayfa.core.scheduler import Scheduler
 from sayfa.engine.blame import GuardedRunner, Runner
 from sayfa.engine.estimate import QueueEstimate
@@ -47,7 +46,6 @@ class Engine:
         self._clock = clock
         self._seeds = seeds
         self._idle_work = iter(idle_work)
-        self._announce: Callable[[Outputs], None] | None = None
         self._estimate = QueueEstimate(random.Random(seeds.random()))
         self._num_steps = 0
         self._progress_s = clock.monotonic()
@@ -128,12 +126,6 @@ class Engine:
             self._scheduler.abort(request_id, now_s)
         return Outputs(outputs=outputs)
 
-    def announce_to(self, announce: Callable[[Outputs], None]) -> None:
-        """Have the events of who enters told before the step that computes them: it may end this process, and whoever
-        looks after it must know who was running.
-        """
-        self._announce = announce
-
     def idle(self) -> bool:
         """Use a moment without work for what makes later steps faster; False when nothing of it is left."""
         for _ in self._idle_work:
@@ -175,13 +167,18 @@ class Engine:
 
     # --------------------------------------------------------------------------------------- the step
 
-    def step(self) -> Outputs:
-        """Decide, compute, update; return what each branch was given, the step's figures and its events."""
+    def step(self, tell: Callable[[Outputs], None] | None = None) -> Outputs:
+        """Decide, compute, update; return what each branch was given, the step's figures and its events.
+
+        tell: is given the events so far before somebody who enters is computed: that may end this process, and whoever
+        looks after it must know who was running.
+        """
         fault("engine.step.before_decide")
         begun_s = self._clock.monotonic()
         plan = self._scheduler.schedule(begun_s)
+        if plan.new and tell is not None:
+            tell(self._message())
         decided_s = self._clock.monotonic()
-        self._tell_entered(plan)
         fault("engine.step.before_compute")
         result = self._runner.execute(plan)
         computed_s = self._clock.monotonic()
@@ -194,8 +191,7 @@ class Engine:
         stats = self._scheduler.stats(
             decided_s - begun_s, computed_s - decided_s, updated_s - computed_s, result.timings
         )
-        first_event, events = self._scheduler.take_events()
-        return Outputs(outputs=outputs, stats=stats, first_event=first_event, events=events)
+        return self._message(outputs, stats)
 
     def pong(self, number: int) -> Pong:
         """Tell how far the engine is: steps made, and how long ago the last one ended."""
@@ -224,10 +220,10 @@ class Engine:
         """
         self._scheduler.audit()
 
-    def _tell_entered(self, plan: SchedulerOutput) -> None:
-        if plan.new and self._announce is not None:
-            first_event, events = self._scheduler.take_events()
-            self._announce(Outputs(outputs=[], first_event=first_event, events=events))
+    def _message(self, outputs: Sequence[EngineOutput] = (), stats: StepStats | None = None) -> Outputs:
+        """Put the events since the last message to these."""
+        first_event, events = self._scheduler.take_events()
+        return Outputs(outputs=list(outputs), stats=stats, first_event=first_event, events=events)
 
     def _note_step(self, outputs: list[EngineOutput], step_s: float, now_s: float) -> None:
         self._num_steps += 1
