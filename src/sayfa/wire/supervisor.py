@@ -5,6 +5,7 @@ processes.
 """
 
 import hashlib
+import math
 import signal
 from collections import deque
 
@@ -91,20 +92,9 @@ class Quarantine:
         if left_s > 0:
             raise InvalidRequest(
                 "this request was running each of the last two times that the engine ended; it is refused for "
-                f"{left_s / 60:.0f} more minutes. Change it, or report it to the operator.",
+                f"another {math.ceil(left_s / 60)} min. Change it, or report it to the operator.",
                 code="quarantined",
             )
-
-    def _note(self, running: list[Request]) -> None:
-        fault("client.quarantine")
-        hashes = {content_hash(request) for request in running[:MAX_REMEMBERED]}
-        until_s = self._clock.monotonic() + QUARANTINE_S
-        for guilty in hashes & self._at_last_death:
-            if len(self._refused_until) >= MAX_REMEMBERED:
-                self._refused_until.pop(next(iter(self._refused_until)))
-            self._refused_until[guilty] = until_s
-        if hashes:
-            self._at_last_death = hashes
 
     def remaining_s(self, request: Request) -> float:
         """Seconds for which this request is still refused; 0 if it is welcome."""
@@ -119,6 +109,18 @@ class Quarantine:
             del self._refused_until[key]
             return 0.0
         return left_s
+
+    def _note(self, running: list[Request]) -> None:
+        fault("client.quarantine")
+        hashes = {content_hash(request) for request in running[:MAX_REMEMBERED]}
+        until_s = self._clock.monotonic() + QUARANTINE_S
+        for guilty in hashes & self._at_last_death:
+            self._refused_until.pop(guilty, None)  # it goes to the end, and nobody else for it
+            if len(self._refused_until) >= MAX_REMEMBERED:
+                self._refused_until.pop(next(iter(self._refused_until)))
+            self._refused_until[guilty] = until_s
+        if hashes:
+            self._at_last_death = hashes
 
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")

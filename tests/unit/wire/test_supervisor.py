@@ -5,6 +5,7 @@ import random
 import pytest
 
 from sayfa.base.clock import FakeClock
+from sayfa.base.errors import InvalidRequest
 from sayfa.base.messages import Request
 from sayfa.base.sampling_params import SamplingParams
 from sayfa.wire.supervisor import (
@@ -109,6 +110,25 @@ def test_the_memory_of_deaths_is_bounded():
         quarantine.note_death(crowd)
         quarantine.note_death(crowd)
     assert len(quarantine._refused_until) <= MAX_REMEMBERED
+
+
+def test_who_is_found_guilty_again_pushes_nobody_out() -> None:
+    quarantine = Quarantine(FakeClock())
+    crowd = [request("x", i) for i in range(MAX_REMEMBERED)]
+    for guilty in (crowd, crowd, crowd[1:2], crowd[1:2]):
+        quarantine.note_death(guilty)
+    assert all(quarantine.remaining_s(one) > 0 for one in crowd)
+
+
+@pytest.mark.parametrize(("left_s", "told"), [(QUARANTINE_S, 60), (61.0, 2), (60.0, 1), (1.0, 1)])
+def test_a_refusal_says_for_how_long_and_never_for_no_time(left_s: float, told: int) -> None:
+    clock = FakeClock()
+    quarantine = Quarantine(clock)
+    for _ in range(2):
+        quarantine.note_death([request("a", 1)])
+    clock.advance(QUARANTINE_S - left_s)
+    with pytest.raises(InvalidRequest, match=f"it is refused for another {told} min"):
+        quarantine.check(request("b", 1))
 
 
 @pytest.mark.parametrize(
