@@ -15,7 +15,8 @@ from sayfa.base.step import RowResult, RunnerOutput, ScheduledRow, SchedulerOutp
 log = logger("engine")
 
 MAX_FAILED_STEPS = 3
-"""After so many steps in a row of which nothing could be computed, the fault is not in a request."""
+"""After so many steps in a row of which nothing could be computed, the fault is not in a request. A step without rows
+ends the row of them: requests that come and fail alone are no proof, as many clients send a failed one twice more."""
 
 
 class Runner(Protocol):

@@ -207,8 +207,8 @@ class ProcessClient:
 
     def _send_request(self, request: Request) -> None:
         fault("client.before_send")
-        if not len(self._streams) > 1:
-            self._watch.moved()  # an idle engine owes no progress until now
+        if len(self._streams) == 1:
+            self._watch.moved()  # this is the only one: an idle engine owes no progress until now
         self._send(Add(request))
 
     def _send_abort(self, request_id: str, branches: list[int] | None = None) -> None:
@@ -328,8 +328,7 @@ class ProcessClient:
         running = self._streams.running()
         self._streams.fail_all(EngineDead)
         self._quarantine.note_death(running)
-        was_ready = self._state == "ready" or self._info is not None
-        if self._failure is not None and not was_ready:
+        if self._failure is not None and self._info is None:  # no engine of ours has ever served: none will
             self._run(self._bury)
             self._set_state("failed")
             return

@@ -100,7 +100,11 @@ class RequestStreams:
         return begun or [box.request for box in self._open.values()]
 
     def note_admitted(self, events: list[Event]) -> None:
-        """Take from a message's events whom the engine has begun."""
+        """Take from a message's events whom the engine has begun.
+
+        The server's books look at the same events for an answer of several requests of ours. To tell each admission on
+        would make every client's protocol wider, to save them one look at each event.
+        """
         for event in events:
             if type(event) is RequestAdmitted and (box := self._open.get(event.request)) is not None:
                 box.has_run = True

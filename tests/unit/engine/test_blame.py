@@ -65,6 +65,14 @@ def test_a_good_step_between_bad_ones_clears_the_suspicion():
     assert runner.num_failed_rows == 2 * MAX_FAILED_STEPS
 
 
+def test_requests_that_come_and_fail_one_by_one_do_not_end_the_process():
+    """Between them is a step that only forgets a row: a client that tries three times ends no engine."""
+    runner = GuardedRunner(FragileRunner([1]))
+    for step in range(4 * MAX_FAILED_STEPS):
+        runner.execute(plan_of([1] if step % 2 else [], step))
+    assert runner.num_failed_rows == 2 * MAX_FAILED_STEPS
+
+
 def test_a_passing_fault_harms_nobody():
     class OnceBroken(FragileRunner):
         def execute(self, plan):
