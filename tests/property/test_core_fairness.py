@@ -194,6 +194,32 @@ def test_a_tenant_s_flood_delays_another_tenant_by_a_bounded_number_of_requests(
     assert steps_to_answer(PriorityPolicy()) > 60
 
 
+@pytest.mark.parametrize("n", [1, 4, 16])
+@pytest.mark.parametrize("arrival", [1, 2, 9])
+def test_many_answers_are_as_many_turns(n: int, arrival: int) -> None:
+    """A flood of requests for n answers each delays a newcomer of another tenant no more than one of single answers.
+
+    Also one that comes while their prompts are computed, when the further branches are not there yet.
+    """
+    policy = FairPolicy()
+    world = World(num_pages=500, max_num_seqs=4, policy=policy, audit_every=50)
+    for name in range(12):
+        world.add(request(name, [name, 1, 2], n=n, max_tokens=8, tenant="flood"))
+    for _ in range(arrival):
+        world.step()
+    waits = []
+    for name in range(5):
+        world.add(request(f"b{name}", [9, 9, name], max_tokens=8, tenant="b"))
+        begun = world.num_steps
+        while world.answers[f"b{name}", 0].last is None:
+            world.step()
+        waits.append(world.num_steps - begun)
+    assert max(waits) <= 3 * 8, "it stood behind the further branches of the flood"
+    world.run()
+    world.check_answers()
+    assert not policy._due, "what has ended is not due"
+
+
 def test_equal_tenants_get_equal_shares_and_weights_count() -> None:
     """Jain's index of the tokens that equal tenants had at half time is at least 0.95; a double weight has double."""
 

@@ -7,7 +7,7 @@ Three policies behind one protocol:
   class p is overtaken by fewer than `class_lead` x (p - q) later ones of each class q < p, however long the load lasts.
 - `FairPolicy`: the same, with tenants taking turns by the tokens they use (start-time fair queueing; Goyal, Vin, Cheng
   1996), so that one tenant's flood delays the others by a bounded amount: a newcomer stands behind what runs and at
-  most one waiting request of each other tenant. With one tenant it is first come, first served in classes.
+  most one waiting answer of each other tenant. With one tenant it is first come, first served in classes.
 - `StaticPolicy`: a batch is filled, closed and worked off before the next one starts. To compare with.
 """
 
@@ -87,7 +87,8 @@ class FairPolicy(PriorityPolicy):
 
     A request's start tag is the later of the virtual time and its tenant's last finish tag; the finish tag adds the
     request's cost over the weight: prompt tokens, and for each branch the tokens it asks for, but no more than answers
-    have on average (few say how long an answer they expect). When a branch ends, what it had more or less than that
+    have on average (few say how long an answer they expect). Branches of one request stand behind each other by that,
+    so that n answers are n turns. When a branch ends, what it had more or less than that
     is settled with its tenant's next request. Tags are ordered in whole tokens.
     """
 
@@ -96,6 +97,10 @@ class FairPolicy(PriorityPolicy):
         self._weights = dict(weights or {})
         self._finish: OrderedDict[str, int] = OrderedDict()
         self._now = 0
+        self._latest = 0
+        """Latest start tag that was served."""
+        self._due: dict[int, int] = {}
+        """Start tag of the next branch of each request that has entered and has further ones, by its number."""
         self._mean_output = float(FIRST_OUTPUT_GUESS)
 
     def order(self, state: RequestState) -> int:
@@ -106,15 +111,26 @@ class FairPolicy(PriorityPolicy):
     def queued(self, state: RequestState) -> None:
         """Move the tenant's finish tag on by what the request is expected to cost."""
         tenant = state.request.tenant
+        weight = self._weights.get(tenant, 1.0)
         state.expected = min(state.max_tokens, round(self._mean_output))
+        state.stride = round(state.expected / weight)
         cost = state.num_prompt + state.expected * state.params.n
         self._finish.pop(tenant, None)  # who came last stands last
-        self._finish[tenant] = self._start(state) + max(1, round(cost / self._weights.get(tenant, 1.0)))
+        self._finish[tenant] = self._start(state) + max(1, round(cost / weight))
         self._trim()
 
     def entered(self, sequence: Sequence) -> None:
         """Move the virtual time to the start tag of the one that is served."""
-        self._now = max(self._now, self._start(sequence.state))
+        if sequence.preempted:
+            return  # it had its turn
+        state = sequence.state
+        tag = self._start(state) + sequence.branch * state.stride
+        self._latest = max(self._latest, tag)
+        if sequence.branch + 1 < state.params.n:
+            self._due[state.number] = tag + state.stride
+        else:
+            self._due.pop(state.number, None)
+        self._set_now()
 
     def ended(self, sequence: Sequence) -> None:
         """Settle what the branch had against what was expected of it."""
@@ -127,10 +143,19 @@ class FairPolicy(PriorityPolicy):
         tag = self._finish.get(tenant)
         if tag is not None:
             self._finish[tenant] = max(self._now, tag + owed)
+        if state.open_branches == 1:  # its last
+            self._due.pop(state.number, None)
+            self._set_now()
 
     def _start(self, state: RequestState) -> int:
         """Return the start tag of a request that has its place."""
         return state.order - state.request.priority * self.class_lead
+
+    def _set_now(self) -> None:
+        """Take the latest tag that was served, but none that is due: first branches enter before others' further ones
+        are born, and a newcomer must not stand behind all of those.
+        """
+        self._now = min((self._latest, *self._due.values()))
 
     def _trim(self) -> None:
         """Forget tenants whose tag is past, and beyond a bound those that came longest ago."""

@@ -75,9 +75,9 @@ class Roster:
         self.waiting.add(state.branch(0))
         self._cache.events.append(RequestQueued(state.request.id, state.num_prompt))
 
-    def num_answers_before(self, state: RequestState) -> int:
-        """Return how many answers stand before the place in the queue that a new request would have."""
-        return self.waiting.num_answers_before((self._policy.order(state), state.number, 0))
+    def num_before(self, state: RequestState) -> int:
+        """Return how many sequences stand before the place in the queue that a new request would have."""
+        return self.waiting.num_before((self._policy.order(state), state.number, 0))
 
     def enter(self, sequence: Sequence, now_s: float) -> None:
         """Let a waiting sequence run; its pages and `computed` are set already."""

@@ -174,10 +174,10 @@ class Scheduler:
         """Sequences that wait, and the further branches of requests that have not run yet."""
         return self._roster.waiting.num_answers
 
-    def num_answers_before(self, request: Request) -> int:
-        """Return how many of them stand before the place that this request would have in the queue."""
+    def num_before(self, request: Request) -> int:
+        """Return how many sequences stand before the place that this request would have in the queue."""
         state = RequestState(request, self._num_requests, 0.0, self.limits.max_model_len)
-        return self._roster.num_answers_before(state)
+        return self._roster.num_before(state)
 
     @property
     def num_paused(self) -> int:

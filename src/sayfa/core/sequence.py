@@ -38,7 +38,8 @@ class Status(Enum):
 class RequestState:
     """What the branches of one request have in common.
 
-    number: arrival number, 0 for the first request ever added. order: place in the waiting queue (lower is earlier).
+    number: arrival number, 0 for the first request ever added. order: place in the waiting queue (lower is earlier);
+    stride: how far there each further branch stands behind the one before it.
     deadline_s: on the clock that `add` was called with, or None. admitted_s: when the first branch first ran.
     expected: output tokens that the policy counted for each branch. paused: nothing of it is computed until its reader
     has caught up.
@@ -48,6 +49,7 @@ class RequestState:
     __slots__ = (
         "admitted_s", "arrival_s", "branches", "deadline_s", "expected", "max_tokens", "num_cached", "num_prompt",
         "number", "open_branches", "order", "params", "paused", "request", "root", "stops",
+        "stride",
     )  # fmt: skip
 
     def __init__(self, request: Request, number: int, arrival_s: float, max_model_len: int) -> None:
@@ -56,6 +58,7 @@ class RequestState:
         self.params = params
         self.number = number
         self.order = number
+        self.stride = 0
         self.arrival_s = arrival_s
         self.deadline_s = None if request.deadline_s is None else arrival_s + request.deadline_s
         self.admitted_s: float | None = None

@@ -154,7 +154,7 @@ class Engine:
         Of the queue counts what is before this request's place, and of the answer what is certain: one step for each
         token that it must have.
         """
-        wait_s = self._estimate.wait_s(self._scheduler.num_answers_before(request), now_s) or 0.0
+        wait_s = self._estimate.wait_s(self._scheduler.num_before(request), now_s) or 0.0
         room = max(1, self.info.max_model_len - len(request.prompt))
         needed_s = wait_s + self._estimate.least_s(min(_least_tokens(request.params), room))
         if needed_s > deadline_s:
