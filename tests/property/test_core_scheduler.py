@@ -61,8 +61,6 @@ class History:
             world.scheduler.preempt(rnd.choice(names), world.now_s)
         elif choice < 0.44:
             world.scheduler.reset_cache()
-        elif choice < 0.45 and world.scheduler.num_running:
-            world.scheduler.fail_rows([rnd.randrange(world.limits.max_num_seqs)], "a fault", "fault", world.now_s)
         elif choice < 0.47:
             self.interrupted_step()
         elif choice < 0.55 and names:

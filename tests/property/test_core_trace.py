@@ -36,16 +36,14 @@ def record(seed: int, policy_name: str) -> list[bytes]:
     for name in range(60):
         world.add(random_request(rnd, name))
         known = [str(number) for number in range(name + 1)]
-        match rnd.randrange(14):
+        match rnd.randrange(13):
             case 0:
                 world.scheduler.abort(rnd.choice(known), world.now_s, rnd.choice([None, None, [0]]))
             case 1:
                 world.scheduler.preempt(rnd.choice(known), world.now_s)
             case 2:
                 world.scheduler.reset_cache()
-            case 3:
-                world.scheduler.fail_rows([rnd.randrange(4)], "a fault", "fault", world.now_s)
-            case 4 | 5:
+            case 3 | 4:
                 world.scheduler.pause(rnd.choice(known), rnd.random() < 0.5)
         for _ in range(rnd.randrange(4)):
             world.step(seconds=rnd.random())

@@ -101,12 +101,6 @@ class Scheduler:
             self._planner.give_up(branch, now_s)
         return len(running)
 
-    def fail_rows(self, rows: list[int], message: str, code: str, now_s: float) -> None:
-        """End the requests that own these table rows with finish="error"; late results of theirs are ignored."""
-        for state in [sequence.state for sequence in self._roster.running if sequence.row in rows]:
-            if state.open_branches:
-                self._roster.outputs += self._roster.end(state, "error", now_s, error=message, code=code)
-
     # ------------------------------------------------------------------------------------- decide
 
     def schedule(self, now_s: float) -> SchedulerOutput:

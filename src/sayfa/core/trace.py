@@ -49,15 +49,6 @@ class Preempted(msgspec.Struct, frozen=True, tag="preempt"):
     now_s: float
 
 
-class Failed(msgspec.Struct, frozen=True, tag="fail"):
-    """`Scheduler.fail_rows`."""
-
-    rows: list[int]
-    message: str
-    code: str
-    now_s: float
-
-
 class CacheReset(msgspec.Struct, frozen=True, tag="reset_cache"):
     """`Scheduler.reset_cache`."""
 
@@ -77,7 +68,7 @@ class Updated(msgspec.Struct, frozen=True, tag="update"):
     now_s: float
 
 
-Call = Added | Aborted | Paused | Preempted | Failed | CacheReset | Scheduled | Updated
+Call = Added | Aborted | Paused | Preempted | CacheReset | Scheduled | Updated
 _decoder = msgspec.json.Decoder(Call)
 
 
@@ -117,11 +108,6 @@ class RecordingScheduler(Scheduler):
         """See Scheduler."""
         self._record(Preempted(request_id, now_s))
         return super().preempt(request_id, now_s)
-
-    def fail_rows(self, rows: list[int], message: str, code: str, now_s: float) -> None:
-        """See Scheduler."""
-        self._record(Failed(rows, message, code, now_s))
-        super().fail_rows(rows, message, code, now_s)
 
     def reset_cache(self) -> int:
         """See Scheduler."""
@@ -167,8 +153,6 @@ def replay(lines: Iterable[bytes], scheduler: Scheduler) -> Iterator[Replayed]:
                 scheduler.pause(request_id, on)
             case Preempted(request_id, now_s):
                 scheduler.preempt(request_id, now_s)
-            case Failed(rows, message, code, now_s):
-                scheduler.fail_rows(rows, message, code, now_s)
             case CacheReset():
                 scheduler.reset_cache()
             case Scheduled(now_s, step, decision):

@@ -24,22 +24,16 @@ def test_a_fault_in_rows_of_one_request_ends_it_once() -> None:
     running = {sequence.id: sequence for sequence in world.sequences() if sequence.branch == 0}
     rows = [sequence.row for sequence in world.sequences() if sequence.id == "a"]
     assert len(rows) == 2
-    world.scheduler.fail_rows(rows, "a fault", "broken", 7.0)
+    world.runner.fail = lambda row, step: "a fault" if row in rows else None
+    world.step()
+    world.runner.fail = lambda row, step: None
     world.run()
     for branch in (0, 1):
         last = world.answers["a", branch].last
         assert last is not None
-        assert (last.finish, last.error, last.error_code) == ("error", "a fault", "broken")
+        assert (last.finish, last.error) == ("error", "a fault")
     assert world.answers["b", 0].finish == "length"
     assert running["b"].preempted == 0
-
-
-def test_rows_that_nobody_has_fail_nobody() -> None:
-    world = world_with_two()
-    world.scheduler.fail_rows([3], "a fault", "broken", 7.0)
-    world.run()
-    world.check_answers()
-    assert {answer.finish for answer in world.answers.values()} == {"length"}
 
 
 def test_last_words_that_wait_for_an_update_are_not_lost_by_a_fault() -> None:
@@ -47,7 +41,7 @@ def test_last_words_that_wait_for_an_update_are_not_lost_by_a_fault() -> None:
     world = world_with_two()
     [row] = [sequence.row for sequence in world.sequences() if sequence.id == "b"]
     assert world.scheduler.abort("a", world.now_s)
-    world.scheduler.fail_rows([row], "a fault", "broken", 7.0)
+    world.runner.fail = lambda number, step: "a fault" if number == row else None
     world.run()
     ends = {key: answer.finish for key, answer in world.answers.items()}
     assert ends == {("a", 0): "abort", ("a", 1): "abort", ("b", 0): "error"}
