@@ -1,6 +1,7 @@
 """Laws of the host's memory: the smaller of machine and container counts, and file cache can be given back."""
 
 import os
+import resource
 
 import pytest
 
@@ -32,6 +33,18 @@ def test_a_tighter_container_counts(tmp_path):
 
 def test_a_container_over_its_limit_has_nothing(tmp_path):
     assert machine(tmp_path, 2048, limit=100, used=900) == 0
+
+
+@pytest.mark.parametrize(("kind", "used"), [(resource.RLIMIT_AS, 900), (resource.RLIMIT_DATA, 300)])
+def test_a_limit_of_the_process_counts_as_a_container_s_does(tmp_path, monkeypatch, kind, used):
+    """`ulimit -v` and `-d`: pages for half of the machine's memory would be refused at every start."""
+    limit = 1000 * os.sysconf("SC_PAGE_SIZE")
+    infinite = resource.RLIM_INFINITY
+    monkeypatch.setattr(resource, "getrlimit", lambda asked: (limit if asked == kind else infinite, infinite))
+    (tmp_path / "meminfo").write_text("MemAvailable:   99999999 kB\n")
+    (tmp_path / "statm").write_text("900 500 400 1 0 300 0\n")
+    free = free_memory_bytes(tmp_path / "meminfo", tmp_path / "no", tmp_path / "statm")
+    assert free == (1000 - used) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_without_either_there_is_still_an_answer(tmp_path):
