@@ -7,7 +7,9 @@ Importing this file loads neither numpy nor torch: the engine is imported when a
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from numbers import Integral
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import msgspec
@@ -43,8 +45,8 @@ class LLM:
     """A model in this process.
 
     model: as on the command line (alias, .gguf file, folder, hub id). options: the engine's settings by their names,
-    for example `max_model_len=4096`, `threads=2`. Raises ConfigError or ModelError. Not for use from several threads;
-    in one, calls may take turns: while a stream is open, others may be opened and read, and `generate` called.
+    for example `max_model_len=4096`, `threads=2`. Raises ConfigError or ModelError. Calls may take turns: while a
+    stream is open, others may be opened and read, and `generate` called, also from other threads; they share the steps.
     """
 
     def __init__(self, model: str, **options: Any) -> None:
@@ -56,7 +58,7 @@ class LLM:
         self._tokenizer = load_tokenizer(path)
         self._template: ChatTemplate | None = load_chat_template(self._tokenizer, source)
         self._open = _OpenJobs(self._engine)
-        self._num_requests = 0
+        self._numbers = count(1)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -120,11 +122,15 @@ class LLM:
         job = self._chat_job(messages, params)
         request = job.request(self._new_id(), self._tokenizer)
         try:
-            while not self._open.enter(request, job):
-                self._open.step()
+            with self._open.turn:
+                while not self._open.enter(request, job):
+                    self._open.step()
             given = 0
             while True:
-                text = job.text  # others' steps may have brought it, so it is looked at before the next one
+                with self._open.turn:  # others' steps may have brought it, so it is looked at before the next one
+                    if len(job.text) == given and not job.done:
+                        self._open.step()
+                text = job.text
                 if len(text) > given:
                     yield text[given:]
                     given = len(text)
@@ -132,8 +138,6 @@ class LLM:
                     raise job.failure
                 elif job.done:
                     return
-                else:
-                    self._open.step()
         finally:
             self._open.leave([request.id])
 
@@ -167,8 +171,7 @@ class LLM:
         return Job(self._tokenizer, rendered.text, rendered.encode(self._tokenizer), params)
 
     def _new_id(self) -> str:
-        self._num_requests += 1
-        return f"offline-{self._num_requests}"
+        return f"offline-{next(self._numbers)}"
 
     def _run(
         self,
@@ -194,7 +197,8 @@ class LLM:
         try:
             while waiting or mine:
                 try:
-                    self._advance(waiting, mine)
+                    with self._open.turn:
+                        self._advance(waiting, mine)
                 except Exception as error:
                     if errors == "raise" or isinstance(error, RequestError):
                         raise
@@ -230,10 +234,12 @@ class _OpenJobs:
 
     Whoever makes a step, each job gets its own outputs of it. A call that ends or is given up says so with `leave`,
     which may come at any time: a stream that nobody holds is closed wherever garbage is collected, also inside a step.
-    Ctrl-C waits until the engine is whole again, so that who stopped an answer can ask on.
+    Ctrl-C waits until the engine is whole again, so that who stopped an answer can ask on. Who calls `enter` or `step`
+    holds `turn`, from the look at what it has to the step that it needs: another thread's may bring it in between.
     """
 
     def __init__(self, engine: "Engine") -> None:
+        self.turn = RLock()
         self._engine = engine
         self._jobs: dict[str, Job] = {}
         self._left: list[str] = []
@@ -279,9 +285,16 @@ class _OpenJobs:
         for request_id in ids:
             self._jobs.pop(request_id, None)
         self._left += ids
-        if not self._at_work:
-            with suppress(Exception):  # it would hide the caller's own error; a lost engine tells the next call, too
-                self._free()
+        if not self.turn.acquire(blocking=False):
+            return  # another thread is here; to wait for it where garbage is collected could wait for ever
+        try:
+            if not self._at_work:
+                with suppress(
+                    Exception
+                ):  # it would hide the caller's own error; a lost engine tells the next call, too
+                    self._free()
+        finally:
+            self.turn.release()
 
     def _give(self, output: EngineOutput) -> None:
         job = self._jobs.get(output.id)

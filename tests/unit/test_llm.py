@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -39,6 +40,28 @@ def test_outputs_come_in_the_order_of_the_prompts_however_long_each_takes(llm):
     assert done == [(i, 20) for i in range(1, 21)]
     singles = [llm.generate(prompt, wish)[0].outputs for prompt, wish in zip(prompts, params, strict=True)]
     assert [output.outputs for output in outputs] == singles
+
+
+def test_calls_from_several_threads_give_what_each_gives_alone(llm):
+    """As in the handlers of a web framework: unguarded, a step within another's step cost both their answers."""
+    wish = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+    def generate(i):
+        return llm.generate([f"thread {i}", f"and {i}"], wish)[0].text
+
+    def stream(i):
+        return "".join(llm.stream_chat([{"role": "user", "content": f"thread {i}"}], wish))
+
+    alone = [ask(i) for i in range(6) for ask in (generate, stream)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(12) as threads:
+            together = [threads.submit(ask, i) for i in range(6) for ask in (generate, stream)]
+            assert [each.result(60) for each in together] == alone
+    finally:
+        sys.setswitchinterval(interval)
+    assert not llm.engine.has_work
 
 
 def test_text_and_token_ids_as_prompts_are_the_same(llm):
