@@ -191,6 +191,20 @@ async def test_a_drain_whose_time_is_up_ends_each_stream_with_an_error():
         assert (await reading)[1] == ["error"]
 
 
+async def test_a_drain_that_is_given_up_tells_each_stream_that_the_server_stops():
+    """A second SIGTERM: nothing failed and nothing is restarted here, but another server may answer."""
+    async with running("step-s=0.001") as client:
+        reading = asyncio.ensure_future(collect(client, request("endless", count=1_000_000)))
+        await until(lambda: client.health().busy)
+        draining = asyncio.ensure_future(client.drain(20.0))
+        await asyncio.sleep(0)
+        draining.cancel()
+        await client.close()
+        with pytest.raises(Overloaded, match="the server shut down") as caught:
+            await reading
+        assert caught.value.code == "draining"
+
+
 async def test_an_engine_told_to_terminate_drains_and_the_client_starts_another():
     async with running("step-s=0.001") as client:
         begun = asyncio.Event()

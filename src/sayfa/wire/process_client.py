@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from sayfa.base.clock import Clock
-from sayfa.base.errors import EngineDead
+from sayfa.base.errors import EngineDead, Overloaded
 from sayfa.base.faults import fault
 from sayfa.base.log import logger
 from sayfa.base.messages import (
@@ -178,7 +178,7 @@ class ProcessClient:
         link, self._link = self._link, None
         if link is not None:
             link.close()
-        self._streams.fail_all(lambda: EngineDead("the engine was closed"))
+        self._streams.fail_all(_cut_off if self._state == "draining" else lambda: EngineDead("the engine was closed"))
         if self._process is not None:
             await self._process.end(EXIT_WAIT_S)
             self._process = None  # not before it has ended: whoever is cancelled here leaves the rest to the next call
@@ -322,7 +322,7 @@ class ProcessClient:
     def _act_on_loss(self) -> None:
         fault("client.lost")
         if self._state == "draining":
-            self._streams.fail_all(lambda: EngineDead("the server shut down before the answer was complete"))
+            self._streams.fail_all(_cut_off)
             self._run(self._bury)
             return
         running = self._streams.running()
@@ -390,3 +390,8 @@ class ProcessClient:
         log.error(message)
         self._failure = Failed(message, exit_code=1)
         self._set_state("failed")
+
+
+def _cut_off() -> Overloaded:
+    """What open streams are told when a drain is not waited for: nothing failed, another server may answer."""
+    return Overloaded("the server shut down before the answer was complete", code="draining", retry_after_s=5)
