@@ -81,7 +81,7 @@ class Life:
 async def living(engine: ManagedEngine, load: Callable[[], Any] = text_tools, **options: Any) -> AsyncIterator[Life]:
     settings = ServerOptions(port=0, **options)
     sock = bind(settings)
-    port = sock.getsockname()[1]
+    port = 0 if settings.uds else sock.getsockname()[1]
     ready = asyncio.Event()
     task = asyncio.create_task(
         serve(sock, engine, load, options=settings, names=[MODEL], version="0", on_ready=lambda info: ready.set())
@@ -239,3 +239,18 @@ def test_the_url_is_one_that_works_here() -> None:
         assert url_of(sock, ServerOptions()) == f"http://127.0.0.1:{port}"
         assert url_of(sock, ServerOptions(host="0.0.0.0")) == f"http://127.0.0.1:{port}"
         assert url_of(sock, ServerOptions(host="::1", ssl_certfile="x")) == f"https://[::1]:{port}"
+
+
+@pytest.mark.parametrize("taken", [False, True])
+async def test_the_file_of_a_unix_socket_is_gone_after_a_stop_and_another_server_s_stays(
+    tmp_path: Path, taken: bool
+) -> None:
+    path = tmp_path / "s"
+    async with living(ManagedEngine(), uds=str(path)) as life:
+        await asyncio.wait_for(life.ready.wait(), 5)
+        if taken:
+            path.unlink()
+            path.write_text("another's")
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await asyncio.wait_for(life.task, 5) == 0
+    assert path.exists() == taken

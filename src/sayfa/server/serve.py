@@ -120,6 +120,25 @@ def _bind_unix(path: str) -> socket.socket:
     return sock
 
 
+@contextlib.contextmanager
+def _removed_at_end(path: str | None) -> Iterator[None]:
+    """Take the file of a Unix socket away behind the block, unless another server has put its own there."""
+
+    def identity() -> tuple[int, int] | None:
+        with contextlib.suppress(OSError):
+            found = os.stat(path or "")
+            return found.st_ino, found.st_ctime_ns
+        return None
+
+    ours = identity()
+    try:
+        yield
+    finally:
+        if path and ours is not None and identity() == ours:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+
 def url_of(sock: socket.socket, options: ServerOptions) -> str:
     """The address that a person on this machine can use."""
     if options.uds:
@@ -167,7 +186,7 @@ async def serve(
     ending = Ending(server, client, context)
     client.on_state(ending.engine_changed)
     await client.start()
-    with ending.signals():
+    with ending.signals(), _removed_at_end(options.uds):
         serving = asyncio.create_task(server.serve([sock]))
         loading = asyncio.create_task(_load(client, context, load_text, on_ready, ending))
         await serving
