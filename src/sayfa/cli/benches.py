@@ -51,15 +51,14 @@ async def _measure(
     client = CompletionClient(url, api_key)
     start_s = await server.ready(client) if server else None
     client.model = client.model or await _model_of(client)
-    line = ProgressLine("bench")
     results: list[WorkloadFigures] = []
-    for workload, runs in choose(plan["names"], plan["runs"]):
-        result = await run_workload(
-            client, workload, runs=runs, warm_up=plan["warm_up"], seed=plan["seed"],
-            progress=lambda label, done, total: line.show(f"{label}: {done} of {total} requests", done / total),
-        )  # fmt: skip
-        results.append(result)
-    line.clear()
+    with ProgressLine("bench") as line:
+        for workload, runs in choose(plan["names"], plan["runs"]):
+            result = await run_workload(
+                client, workload, runs=runs, warm_up=plan["warm_up"], seed=plan["seed"],
+                progress=lambda label, done, total: line.show(f"{label}: {done} of {total} requests", done / total),
+            )  # fmt: skip
+            results.append(result)
     facts = {
         "sayfa": __version__,
         "url": url,
@@ -115,15 +114,14 @@ def run_bench_paging(requests: int, tokens: int, max_model_len: int, seed: int, 
     if not (1 <= requests <= 100_000 and 64 <= max_model_len <= tokens <= 1 << 30):
         raise ConfigError("--requests must lie in [1, 100000], and 64 <= --max-model-len <= --tokens <= 2^30")
     check_output(output)
-    line = ProgressLine("paging")
-    results = compare_paging(
-        requests,
-        tokens,
-        max_model_len,
-        seed,
-        lambda name, done, total: line.show(f"{name}: {done} of {total}", done / total),
-    )
-    line.clear()
+    with ProgressLine("paging") as line:
+        results = compare_paging(
+            requests,
+            tokens,
+            max_model_len,
+            seed,
+            lambda name, done, total: line.show(f"{name}: {done} of {total}", done / total),
+        )
     print(
         f"{requests} requests, memory for {tokens:,} tokens in pages of {PAGE_SIZE}, sequences up to {max_model_len:,}"
     )

@@ -197,10 +197,10 @@ def answer_all(
 
     prompts = [index for index, task in enumerate(tasks) if task.prompt is not None]
     chats = [index for index, task in enumerate(tasks) if task.prompt is None]
-    for indexes, answer in ((prompts, _continue), (chats, _chat)):
-        if indexes:
-            answer(model, [tasks[index] for index in indexes], partial(_take_at, take, indexes))
-    line.clear()
+    with line:
+        for indexes, answer in ((prompts, _continue), (chats, _chat)):
+            if indexes:
+                answer(model, [tasks[index] for index in indexes], partial(_take_at, take, indexes))
     return [results[index] for index in range(len(tasks))]
 
 

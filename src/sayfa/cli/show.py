@@ -162,7 +162,13 @@ class ProgressLine:
         filled = round(24 * min(1.0, max(0.0, done)))
         tell(f"\r\x1b[K{self._title} [{'#' * filled}{'.' * (24 - filled)}] {text}")
 
+    def __enter__(self) -> "ProgressLine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
     def clear(self) -> None:
-        """Take the line away."""
+        """Take the line away, as the end of a block does: also one that Ctrl-C ended."""
         if self._on:
             tell("\r\x1b[K")

@@ -101,3 +101,18 @@ def test_progress_is_silent_where_nobody_looks(capsys):
     line.show("whole", 1.0)
     line.clear()
     assert capsys.readouterr().err == ""
+
+
+def test_a_progress_line_is_taken_away_when_ctrl_c_ends_the_work(monkeypatch):
+    told = []
+    monkeypatch.setattr("sayfa.cli.show.tell", told.append)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+
+    def work():
+        with ProgressLine("generate") as line:
+            line.show("1 of 2", 0.5)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert told[-1] == "\r\x1b[K"
