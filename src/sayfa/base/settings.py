@@ -197,8 +197,8 @@ def parse(field: Field, raw: Any, label: str) -> Any:
     if field.kind == "list":
         parts = raw.split(",") if isinstance(raw, str) else raw if isinstance(raw, list | tuple) else [raw]
         texts = [item.strip() for item in parts if isinstance(item, str)]
-        if len(texts) != len(parts) or not all(texts):
-            raise ConfigError(f"{label} holds an entry that is empty or no text; it needs {_wanted(field)}")
+        if len(texts) != len(parts) or not all(texts) or not all(map(_is_unicode, texts)):
+            raise ConfigError(f"{label} holds an entry that is empty or no UTF-8 text; it needs {_wanted(field)}")
         return texts
     parser = {"int": _number, "float": _number, "bool": _switch, "text": _text, "choice": _choice}[field.kind]
     value = parser(field, raw)
@@ -237,7 +237,12 @@ def _switch(_: Field, raw: Any) -> bool | None:
 
 
 def _text(_: Field, raw: Any) -> str | None:
-    return raw if isinstance(raw, str) and "\x00" not in raw else None
+    return raw if isinstance(raw, str) and "\x00" not in raw and _is_unicode(raw) else None
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it can be told to the engine's process; other bytes of a command line are lone surrogates in Python."""
+    return not re.search("[\ud800-\udfff]", text)
 
 
 def _choice(field: Field, raw: Any) -> Any:
@@ -252,7 +257,7 @@ def _wanted(field: Field) -> str:
     if field.kind == "list":
         return "one or more texts"
     if field.unit is None:
-        return "text"
+        return "text in UTF-8"
     form = {"bytes": "bytes such as 4GiB", "": "a number"}.get(field.unit.word, f"a number ({field.unit.word})")
     return f"{form} from {field.unit.low:,} to {field.unit.high:,}"
 

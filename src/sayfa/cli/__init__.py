@@ -13,11 +13,11 @@ from sayfa.base.errors import ConfigError, ModelError, SayfaError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
-    from sayfa.base.log import keep_standard_descriptors
-    from sayfa.cli.app import make_app
+    try:  # around the imports, too: they are most of a start's first seconds, in which Ctrl-C may come
+        from sayfa.base.log import keep_standard_descriptors
+        from sayfa.cli.app import make_app
 
-    keep_standard_descriptors()
-    try:
+        keep_standard_descriptors()
         result = make_app()(sys.argv[1:] if arguments is None else list(arguments))
         sys.stdout.flush()  # a disk that is full tells only now, and the interpreter's own end would tell it badly
         return result if isinstance(result, int) else 0

@@ -68,6 +68,8 @@ def with_settings(run: Callable[..., int], parts: Sequence[str], *, model_first:
     @functools.wraps(run)
     def command(*args: Any, **kwargs: Any) -> int:
         values = dict(signature.bind(*args, **kwargs).arguments)
+        for flag in positional:
+            _check_word(values.get(flag.name))
         given = {field.name: values.pop(field.name, None) for field in settings}
         return run(given, **values)
 
@@ -75,6 +77,15 @@ def with_settings(run: Callable[..., int], parts: Sequence[str], *, model_first:
     command.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
     del command.__wrapped__  # the library would look behind the new signature
     return command
+
+
+def _check_word(word: Any) -> None:
+    """Raise ConfigError if a word without a flag of its own was meant as the value of the switch before it."""
+    if str(word).lower() in ("true", "false", "on", "off", "yes", "no") and not os.path.exists(word):
+        raise ConfigError(
+            f"{str(word)!r} is taken for a model or a file, since a flag that is on or off takes no word behind it; "
+            f"write --offline or --no-offline, or --offline={word}"
+        )
 
 
 def _parameter(field: Field, *, positional: bool) -> inspect.Parameter:

@@ -355,3 +355,37 @@ def test_json_is_a_settings_file(tmp_path):
     assert found == load({}, {}, values, "s.yaml")
     assert found.model.model == "a: b # c"
     assert found.server.port == 8001
+
+
+@pytest.mark.parametrize(("command", "word"), [("serve", "false"), ("chat", "True"), ("generate", "no")])
+def test_a_word_behind_a_switch_is_told_as_such(capsys, command, word):
+    """It was looked for as a model, or as a file of prompts."""
+    code, _, err = run(capsys, command, "--offline", word)
+    assert code == 2
+    assert f"'{word}' is taken for a model or a file" in err
+    assert f"--offline={word}" in err
+
+
+@pytest.mark.parametrize(
+    "flags", [["--model", "gr\udcf6.gguf"], ["--served-model-name", "gr\udcf6"], ["--uds", "\udcf6"]]
+)
+def test_what_is_no_utf_8_is_refused_by_name(capsys, flags):
+    """A name from a disk of another encoding; it ended the start with a traceback, behind a check that passed."""
+    code, _, err = run(capsys, "serve", "--check-config", *flags)
+    assert code == 2
+    assert err.startswith(f"sayfa: error: {flags[0]} ")
+    assert "UTF-8" in err
+
+
+def test_ctrl_c_while_the_command_is_imported_is_an_end_without_a_traceback():
+    code = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'sayfa.cli.app': raise KeyboardInterrupt\n"
+        "from sayfa.cli import main\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "sys.exit(main(['--version']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
