@@ -170,10 +170,8 @@ class NativeExecutor:
             self._pages = library.Pages(self._program.kv.num_layers, num_pages, self._page_bytes)
         except MemoryError:
             total = num_pages * self.bytes_per_page / 2**20
-            raise ModelError(
-                f"{num_pages} pages need {total:.0f} MiB, which the system refuses; lower --kv-cache-memory or "
-                "--kv-cache-memory-share"
-            ) from None
+            sentence = f"{num_pages} pages need {total:.0f} MiB, which the system refuses; lower --kv-cache-memory"
+            raise ModelError(sentence) from None
         self._native.set_pages(self._pages)
 
     def populate_pages(self) -> Iterator[None]:
