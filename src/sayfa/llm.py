@@ -289,9 +289,8 @@ class _OpenJobs:
             return  # another thread is here; to wait for it where garbage is collected could wait for ever
         try:
             if not self._at_work:
-                with suppress(
-                    Exception
-                ):  # it would hide the caller's own error; a lost engine tells the next call, too
+                # An error would hide the caller's own; a lost engine tells the next call, too.
+                with suppress(Exception):
                     self._free()
         finally:
             self.turn.release()
