@@ -137,6 +137,11 @@ def engine_config(options: Mapping[str, Any]) -> EngineConfig:
     return _build(values, dict.fromkeys(values, "argument")).engine
 
 
+def environ_for_child(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables for a process that gets its settings from us: none of ours, since one of them holds keys."""
+    return {name: value for name, value in environ.items() if not name.startswith(PREFIX)}
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown name: the closest known one, if one is close."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

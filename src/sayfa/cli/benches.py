@@ -18,6 +18,7 @@ import msgspec
 from sayfa import __version__
 from sayfa.base.config import Settings
 from sayfa.base.errors import ConfigError
+from sayfa.base.settings import PREFIX
 from sayfa.bench.client import CompletionClient, why_unreachable
 from sayfa.bench.launch import LaunchedServer, end_politely, free_port
 from sayfa.bench.load import run_workload
@@ -87,7 +88,7 @@ def own_server(settings: Settings, url: str | None) -> Iterator[tuple[str, Launc
         config.write_bytes(_as_yaml(settings, port))
         end_politely()
         # Settings are complete in the file; variables would win over it and are left out.
-        clean = {name: None for name in os.environ if name.startswith("SAYFA_")}
+        clean = {name: None for name in os.environ if name.startswith(PREFIX)}
         server = LaunchedServer(
             [sys.executable, "-m", "sayfa", "serve", "--config", str(config)], Path(folder) / "log", clean
         )

@@ -15,6 +15,7 @@ from typing import Protocol, cast
 
 from sayfa.base.faults import altered
 from sayfa.base.log import logger
+from sayfa.base.settings import environ_for_child
 from sayfa.wire.sockets import BrokenStreamError, FrameReader, frame, make_pair
 from sayfa.wire.watch import Signs
 
@@ -70,6 +71,7 @@ class EngineProcess:
                 [*command, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
+                env=environ_for_child(os.environ),
                 process_group=0,  # Ctrl-C and signals to our group are ours; the engine hears of them from us
             )
         except OSError:
