@@ -33,7 +33,8 @@ MAX_PLACES = 20
 """Within TRACEBACK_SPAN_S; further places count as one. A bug that floods hides no other one."""
 TRACEBACK_SPAN_S = 60.0
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
-_SECRET = re.compile(r"(?i)(bearer\s+|api[_-]?key\W{1,3}|\bsk-)[A-Za-z0-9._~+/=-]{6,512}")
+# The report of a start shows the shell's variable in a key's place; that is no secret.
+_SECRET = re.compile(r"(?i)(bearer\s+|api[_-]?key\W{1,3}|\bsk-)(?!\$)[^\s\"'\\,]{6,}")
 
 
 def logger(room: str = "") -> logging.Logger:
@@ -45,12 +46,16 @@ class TextFormatter(logging.Formatter):
     """`12:01:02 INFO  server: text key=value …` for a person at a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and a traceback below it if there is one. Control characters are escaped: a line stays a line."""
+        """One line, and a traceback set in below it if there is one. Control characters are escaped."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         room = record.name.removeprefix(NAME).removeprefix(".") or NAME
         fields = "".join(f" {key}={value}" for key, value in _extras(record))
         line = hide_secrets(f"{clock} {record.levelname:<7} {room}: {_escape(record.getMessage() + fields)}")
-        return f"{line}\n{hide_secrets(self.formatException(record.exc_info))}" if record.exc_info else line
+        if not record.exc_info:
+            return line
+        # An exception's own text may hold line ends; set in, none of its lines can pass for one of the log.
+        below = hide_secrets(self.formatException(record.exc_info)).split("\n")
+        return "\n".join([line, *(f"  {_escape(part)}" for part in below)])
 
 
 class JsonFormatter(logging.Formatter):
@@ -64,7 +69,9 @@ class JsonFormatter(logging.Formatter):
         data.update((key, hide_secrets(value) if isinstance(value, str) else value) for key, value in _extras(record))
         if record.exc_info:
             data["traceback"] = hide_secrets(self.formatException(record.exc_info))
-        return json.dumps(data, default=str, ensure_ascii=False)
+        line = json.dumps(data, default=str, ensure_ascii=False)
+        # Terminals obey C1 controls, and many readers end a line at U+2028; JSON lets both stand as they are.
+        return line if line.isprintable() else json.dumps(data, default=str)
 
 
 class _Tracebacks:
