@@ -16,8 +16,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:  # around the imports, too: they are most of a start's first seconds, in which Ctrl-C may come
         from sayfa.base.log import keep_standard_descriptors
         from sayfa.cli.app import make_app
+        from sayfa.cli.output import take_any_text
 
         keep_standard_descriptors()
+        take_any_text()
         result = make_app()(sys.argv[1:] if arguments is None else list(arguments))
         sys.stdout.flush()  # a disk that is full tells only now, and the interpreter's own end would tell it badly
         return result if isinstance(result, int) else 0

@@ -108,6 +108,8 @@ def _remote(url: str, api_key: str | None, wishes: dict[str, Any]) -> Answerer:
                 for line in _lines(response.iter_bytes()):
                     if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
                         yield _delta(line[5:])
+        except UnicodeEncodeError:
+            raise EngineError("the text holds bytes that are no characters (lone surrogates); send UTF-8") from None
         except httpx2.HTTPError as error:
             raise EngineError(f"{url}: {why_unreachable(error)}") from None
 

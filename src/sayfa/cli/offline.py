@@ -69,8 +69,7 @@ def run_generate(
             print(f"sayfa: error: {error}; the results are on standard output", file=sys.stderr)
             code = 1
     elif not to_stdout:
-        text = "\n\n".join(result["text"] for result in results)
-        print(text.encode(sys.stdout.encoding, "backslashreplace").decode(sys.stdout.encoding))
+        print("\n\n".join(result["text"] for result in results))
     for failure in (failure for result in results for failure in _failures(result)):
         print(f"sayfa: {failure}", file=sys.stderr)
         code = 1

@@ -1,15 +1,25 @@
-"""Files of results, whole or not at all. Called by the commands that write one; knows no format.
+"""Where results go: files, whole or not at all, and standard streams that take any text. Knows no format.
 
-A file is written beside its place and then put there, so that a full disk, a lost mount or a killed command leaves
+Called by `main` and by the commands that write. A file is written beside its place and then put there, so that a full disk, a lost mount or a killed command leaves
 what was there before, and never half a line. What is no plain file (a pipe, a device) is written to as it is.
 """
 
+import io
 import os
 import sys
 from pathlib import Path
 
 from sayfa.base.errors import ConfigError
 from sayfa.base.faults import altered
+
+
+def take_any_text() -> None:
+    """Let no character end a command: what stdout's encoding lacks is escaped there, and bytes on stdin that are no
+    text become lone surrogates, which whoever is given them refuses in words.
+    """
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
 
 
 def check_output(path: Path | None) -> None:

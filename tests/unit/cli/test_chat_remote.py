@@ -14,6 +14,7 @@ import pytest
 from sayfa.base.errors import ConfigError, EngineError
 from sayfa.bench.client import CompletionClient
 from sayfa.cli import chat, main
+from sayfa.cli.output import take_any_text
 
 
 @pytest.fixture
@@ -102,6 +103,13 @@ def test_an_event_without_text_says_nothing(answerer_of, data):
 def test_an_address_that_is_none_is_told_in_a_sentence(url):
     with pytest.raises((ConfigError, EngineError), match="--url"):
         chat._remote(url, None, {})
+
+
+def test_bytes_that_are_no_text_fail_one_answer_and_not_the_conversation(answerer_of, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"hi \xff\nagain\n"), "utf-8"))
+    take_any_text()
+    assert chat.talk(answerer_of(event("yes")), chat.sys.stdin, io.StringIO(), None) == 1
+    assert "lone surrogates" in capsys.readouterr().err
 
 
 @pytest.fixture

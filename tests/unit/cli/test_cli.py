@@ -1,5 +1,6 @@
 """The command line: exit codes, one clear last line, help that is complete and quick, files that are read strictly."""
 
+import io
 import json
 import os
 import subprocess
@@ -335,6 +336,13 @@ def test_a_reader_that_leaves_early_is_no_error():
         f"{sys.executable} -m sayfa plugins | head -c 1", shell=True, capture_output=True, text=True, check=True
     )
     assert "Traceback" not in done.stderr
+
+
+def test_what_an_encoding_lacks_is_escaped_and_ends_no_command(monkeypatch):
+    sink = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(sink, "ascii"))
+    assert main(["serve", "--served-model-name", "é", "--check-config"]) == 0
+    assert b" \\xe9 " in sink.getvalue()
 
 
 def test_module_and_script_are_the_same_command():

@@ -13,6 +13,7 @@ from sayfa.base.errors import ConfigError, EngineError, LostStateError
 from sayfa.cli import offline
 from sayfa.cli.chat import talk
 from sayfa.cli.offline import answer_all, read_tasks
+from sayfa.cli.output import take_any_text
 from sayfa.llm import Answer, RequestOutput, Usage
 
 WISHES = {"max_tokens": 5, "temperature": 0.0}
@@ -71,6 +72,7 @@ def test_results_reach_a_standard_output_of_any_encoding(tmp_path, monkeypatch, 
     monkeypatch.setattr(offline.log, "setup", lambda *level: None)
     monkeypatch.setattr(offline, "make_llm", lambda settings: FakeModel())
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(sink, encoding))
+    take_any_text()
     given = ([], file) if from_file else (["é \u263a"], None)
     assert offline.run_generate(None, *given, None, {}) == 0
     offline.sys.stdout.flush()
