@@ -63,6 +63,11 @@ class Place(NamedTuple):
         """As addresses and the field Host have it: an IPv6 address stands in brackets, or its end would be the port."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @property
+    def base_url(self) -> str:
+        """The address before /v1; behind a Unix socket any host will do."""
+        return "http://localhost" if self.uds else f"http{'s' if self.tls else ''}://{self.authority}{self.base}"
+
 
 def parse_url(url: str) -> Place:
     """Take an address apart. Raises ConfigError."""
@@ -90,6 +95,14 @@ def told(status: int, body: bytes) -> str:
     return f"HTTP {status}{sentence and ': '}{sentence.rstrip('.')}{way_out}"
 
 
+def first_model_in(url: str, status: int, body: bytes) -> str:
+    """The first model that a server's answer to GET /v1/models names. Raises EngineError if it names none."""
+    try:
+        return str(json.loads(body)["data"][0]["id"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise EngineError(f"--url {url} names no model ({told(status, body)})") from None
+
+
 def why_unreachable(error: Exception) -> str:
     """Why there is no connection, and the way out where there is one."""
     text = str(error) or type(error).__name__
@@ -109,15 +122,13 @@ class CompletionClient:
         self._tls = ssl.create_default_context() if self.place.tls else None
 
     async def first_model(self) -> str:
-        """The first model that the server names. Raises EngineError if it has none or gives no JSON."""
-        status, data = await self._whole("GET", "/v1/models", b"")
-        try:
-            return str(json.loads(data)["data"][0]["id"])
-        except (ValueError, LookupError, TypeError):
-            raise EngineError(f"GET /v1/models of {self.url} named no model ({told(status, data)})") from None
+        """The first model that the server names. Raises EngineError if it names none, OSError."""
+        async with self._exchange("GET", "/v1/models", b"") as (status, lines):
+            body = b"".join([line async for line in lines])
+        return first_model_in(self.url, status, body)
 
     async def complete(self, prompt: str, num_output: int, extra: dict[str, Any] | None = None) -> Answer:
-        """Stream one greedy completion of exactly `num_output` tokens. Raises EngineError, ConnectionError, OSError."""
+        """Stream one greedy completion of exactly `num_output` tokens. Raises EngineError, OSError."""
         body = {
             "model": self.model, "prompt": prompt, "max_tokens": num_output, "min_tokens": num_output,
             "ignore_eos": True, "temperature": 0, "stream": True, "stream_options": {"include_usage": True},
@@ -133,10 +144,6 @@ class CompletionClient:
                 reader.line(line)
         return reader.answer()
 
-    async def _whole(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
-        async with self._exchange(method, path, body) as (status, lines):
-            return status, b"".join([line async for line in lines])
-
     @asynccontextmanager
     async def _exchange(self, method: str, path: str, body: bytes) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
         """Status and lines of an answer, while its connection is open. Raises EngineError for what is no HTTP/1.1."""
@@ -149,6 +156,8 @@ class CompletionClient:
                 yield status, _lines(_pieces(reader, chunked))
             finally:
                 writer.close()
+        except asyncio.IncompleteReadError:
+            raise _cut() from None
         except ValueError as error:  # a chunk's size that is no number, a line without an end
             raise EngineError(f"{self.url} answers in no HTTP/1.1 that can be read: {error}", code="no_http") from None
 
@@ -191,7 +200,11 @@ async def _pieces(reader: asyncio.StreamReader, chunked: bool) -> AsyncIterator[
             return
         yield await reader.readexactly(size)
         await reader.readline()
-    raise EngineError("the connection ended in the middle of an answer", code="answer_cut")
+    raise _cut()
+
+
+def _cut() -> EngineError:
+    return EngineError("the connection ended in the middle of an answer", code="answer_cut")
 
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -247,7 +260,7 @@ class _StreamReader:
             return
         try:
             event = _DECODE(data)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise EngineError(f"the stream holds an event that is no completion chunk: {error}") from None
         if event.error is not None:
             raise EngineError(f"the server broke off the stream: {event.error}", code="stream_error")

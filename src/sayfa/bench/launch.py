@@ -76,7 +76,7 @@ class LaunchedServer:
                     client.model = await client.first_model()
                 await asyncio.wait_for(client.complete("Hello", 1), limit_s)
                 return time.perf_counter() - self._begun_s
-            except (EngineError, OSError, asyncio.IncompleteReadError) as error:
+            except (EngineError, OSError) as error:
                 last = error
                 await asyncio.sleep(0.02)
         raise EngineError(f"the server was not ready after {limit_s:.0f} s: {last}\n{self.last_lines()}")

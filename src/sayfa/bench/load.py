@@ -31,7 +31,7 @@ async def run_once(
                 answers.append(await asyncio.wait_for(client.complete(prompt, workload.out), limit_s))
             except TimeoutError:
                 raise EngineError(f"a request took more than {limit_s:.0f} s", code="timeout") from None
-            except (OSError, asyncio.IncompleteReadError) as error:
+            except OSError as error:
                 raise EngineError(f"{client.url} cannot be reached or left: {error}", code="no_connection") from None
             done(len(answers))
 

@@ -15,7 +15,7 @@ from sayfa.base import log
 from sayfa.base.config import Settings
 from sayfa.base.errors import ConfigError, EngineError, SayfaError
 from sayfa.base.sampling_params import SamplingParams
-from sayfa.bench.client import parse_url, told, why_unreachable
+from sayfa.bench.client import first_model_in, parse_url, told, why_unreachable
 from sayfa.cli.options import check_wishes
 
 Message = dict[str, str]
@@ -91,18 +91,21 @@ def _local(settings: Settings, wishes: dict[str, Any]) -> Answerer:
 
 def _remote(url: str, api_key: str | None, wishes: dict[str, Any]) -> Answerer:
     place = parse_url(url)
-    base = "http://localhost" if place.uds else f"http{'s' if place.tls else ''}://{place.authority}{place.base}"
     client = httpx2.Client(
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
         timeout=httpx2.Timeout(10.0, read=600.0),
         mounts={"all://": httpx2.HTTPTransport(uds=place.uds)} if place.uds else None,
     )
-    model = _first_model(client, base, url)
+    try:
+        models = client.get(f"{place.base_url}/v1/models")
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise EngineError(f"--url {url} cannot be reached: {why_unreachable(error)}") from None
+    model = first_model_in(url, models.status_code, models.content)
 
     def answer(messages: list[Message]) -> Iterator[str]:
         body = {"model": model, "messages": messages, "stream": True, **wishes}
         try:
-            with client.stream("POST", f"{base}/v1/chat/completions", json=body) as response:
+            with client.stream("POST", f"{place.base_url}/v1/chat/completions", json=body) as response:
                 if response.status_code != 200:
                     raise EngineError(told(response.status_code, response.read()))
                 for line in _lines(response.iter_bytes()):
@@ -114,17 +117,6 @@ def _remote(url: str, api_key: str | None, wishes: dict[str, Any]) -> Answerer:
             raise EngineError(f"{url}: {why_unreachable(error)}") from None
 
     return answer
-
-
-def _first_model(client: httpx2.Client, base: str, url: str) -> str:
-    try:
-        response = client.get(f"{base}/v1/models")
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise EngineError(f"--url {url} cannot be reached: {why_unreachable(error)}") from None
-    try:
-        return str(response.json()["data"][0]["id"])
-    except (ValueError, LookupError, TypeError):
-        raise EngineError(f"--url {url} names no model ({told(response.status_code, response.content)})") from None
 
 
 def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
@@ -160,7 +152,7 @@ def _delta(data: bytes) -> str:
     except (msgspec.MsgspecError, RecursionError) as error:
         raise EngineError(f"the stream holds an event that is no chat completion chunk: {error}") from None
     if event.error is not None:
-        told = event.error.get("message") if isinstance(event.error, dict) else None
-        raise EngineError(str(told or event.error or "the server reports an error without a message"))
+        message = event.error.get("message") if isinstance(event.error, dict) else None
+        raise EngineError(str(message or event.error or "the server reports an error without a message"))
     delta = event.choices[0].delta if event.choices else None
     return (delta and delta.content) or ""

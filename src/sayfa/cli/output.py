@@ -1,7 +1,8 @@
 """Where results go: files, whole or not at all, and standard streams that take any text. Knows no format.
 
-Called by `main` and by the commands that write. A file is written beside its place and then put there, so that a full disk, a lost mount or a killed command leaves
-what was there before, and never half a line. What is no plain file (a pipe, a device) is written to as it is.
+Called by `main` and by the commands that write. A file is written beside its place and then put there, so that a full
+disk, a lost mount or a killed command leaves what was there before, and never half a line. What is no plain file (a
+pipe, a device) is written to as it is.
 """
 
 import io

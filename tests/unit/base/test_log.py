@@ -18,7 +18,10 @@ def record(message, **extra):
 @pytest.mark.parametrize("seed", range(20))
 def test_any_text_stays_one_line_in_both_forms(seed):
     rng = random.Random(seed)
-    text = "".join(chr(rng.choice([rng.randrange(0x20), rng.randrange(0x7F, 0xA0), rng.randrange(0x2000, 0x2100), 10, 13, 27])) for _ in range(40))
+    text = "".join(
+        chr(rng.choice([rng.randrange(0x20), rng.randrange(0x7F, 0xA0), rng.randrange(0x2000, 0x2100), 10, 13, 27]))
+        for _ in range(40)
+    )
     line = TextFormatter().format(record("x" + text, note=text))
     assert line.isprintable()
     data = json.loads(JsonFormatter().format(record(text, note=text)))

@@ -175,8 +175,13 @@ def test_addresses():
 
 
 @pytest.mark.parametrize(
-    "answer", [b"transfer-encoding: chunked\r\n\r\nzz\r\n", b"x: " + b"y" * (5 << 20), b"a: b\r\n\r\n" + b"\xff" * 9]
-)
+    "answer",
+    [
+        b"transfer-encoding: chunked\r\n\r\nzz\r\n", b"x: " + b"y" * (5 << 20), b"a: b\r\n\r\n" + b"\xff" * 9,
+        b"transfer-encoding: chunked\r\n\r\n9\r\n{", b"a: b\r\n\r\n" + b"[" * 100_000,
+        b'a: b\r\n\r\ndata: {"error": ' + b"[" * 100_000 + b"\n\n",
+    ],
+)  # fmt: skip
 async def test_an_answer_that_cannot_be_read_is_told_in_words(answer):
     async def talk(reader, writer):
         await reader.readuntil(b"\r\n\r\n")

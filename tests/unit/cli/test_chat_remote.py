@@ -170,6 +170,8 @@ def test_who_is_refused_reads_why_and_the_way_out_in_one_line(bound):
         assert "\n" not in line
     say(503, b"busy\n")
     assert all("(HTTP 503: busy)" in line for line in both_clients_on(url))
+    say(200, b"[" * 100_000)
+    assert all("names no model" in line for line in both_clients_on(url))
 
 
 @pytest.mark.parametrize("command", ["chat", "generate", "chat --url http://127.0.0.1:1"])
