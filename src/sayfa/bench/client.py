@@ -70,11 +70,13 @@ class Place(NamedTuple):
 
 
 def parse_url(url: str) -> Place:
-    """Take an address apart. Raises ConfigError."""
+    """Take an address apart. Raises ConfigError, which shows no password."""
     if url.startswith("http+unix://"):
         return Place("localhost", 0, False, "", unquote(url.removeprefix("http+unix://")))
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
+        if "@" in parts.netloc or parts.query or parts.fragment:
+            raise ConfigError("--url has a user, a query or a fragment, which are not sent; a key goes with --api-key")
         port = parts.port
         (parts.hostname or "").encode("idna")  # as the connection does later
     except ValueError as error:

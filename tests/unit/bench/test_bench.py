@@ -165,6 +165,13 @@ def test_a_wrong_address_is_refused(url):
         parse_url(url)
 
 
+@pytest.mark.parametrize("url", ["http://me:secret@h/v1", "secret@h", "http://h/v1?key=secret", "http://h/v1#secret"])
+def test_an_address_with_a_secret_is_refused_and_not_shown(url):
+    with pytest.raises(ConfigError) as caught:
+        parse_url(url)
+    assert "secret" not in str(caught.value)
+
+
 def test_addresses():
     assert parse_url("127.0.0.1:81") == ("127.0.0.1", 81, False, "", None)
     assert parse_url("https://h/a/v1/") == ("h", 443, True, "/a", None)
