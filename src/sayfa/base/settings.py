@@ -29,7 +29,7 @@ _FOREIGN = re.compile(
     r"SAYFA_((\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_\w+)|CONFIG|SKIP_NATIVE|TEST_\w+|OPENAI_SPEC)"
 )
 # A zero in front is refused: some would read 010 as eight.
-_NUMBER = re.compile(r"([+-]?(?:(?:0|[1-9][\d_]*)(?:\.\d+)?|\.\d+))\s*([A-Za-z]*)")
+_NUMBER = re.compile(r"([+-]?(?:(?:0|[1-9][\d_]*)(?:\.\d+)?|\.\d+))\s*([A-Za-z]*)", re.ASCII)
 _BYTES = {"": 1, "b": 1, "k": 1000, "kb": 1000, "kib": 1 << 10, "m": 10**6, "mb": 10**6, "mib": 1 << 20,
           "g": 10**9, "gb": 10**9, "gib": 1 << 30, "t": 10**12, "tb": 10**12, "tib": 1 << 40}  # fmt: skip
 _COUNTS = {"": 1, "k": 1000, "K": 1 << 10, "m": 10**6, "M": 1 << 20}

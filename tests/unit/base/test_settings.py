@@ -95,7 +95,7 @@ def test_forms_of_values(name, text, value):
         ("block_size", True), ("offline", "maybe"), ("api_key", ["a", ""]), ("api_key", [["a"]]), ("api_key", "a,,b"),
         ("dtype", "float16"), ("host", {"a": 1}), ("model", "a\x00b"), ("model", 5), ("revision", 1.1),
         ("api_key", {"a": 1}), ("api_key", 5), ("api_key", ["a", 1.1]), ("api_key", ["a", None]), ("port", "010"),
-        ("port", "1" * 5000),
+        ("port", "1" * 5000), ("port", "8\u0660\u0660\u0660"),
     ],
 )  # fmt: skip
 def test_values_that_cannot_be_used_are_refused_with_their_source(name, value):
