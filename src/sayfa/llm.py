@@ -120,7 +120,7 @@ class LLM:
         """
         [(messages, params)] = _pair([messages], params)
         job = self._chat_job(messages, params)
-        request = job.request(self._new_id(), self._tokenizer)
+        request = job.request(self._new_id())
         try:
             with self._open.turn:
                 while not self._open.enter(request, job):
@@ -147,7 +147,7 @@ class LLM:
             raise ConfigError(f"errors is {errors!r}; choose one of {', '.join(get_args(OnError))}")
         try:
             job = make()
-            self._engine.check(job.request("unnamed", self._tokenizer))
+            self._engine.check(job.request("unnamed"))
         except InvalidRequest as error:
             if errors == "raise":
                 raise
@@ -221,7 +221,7 @@ class LLM:
         """Hand jobs to the engine, last first, until its queue is full; step if none is done."""
         while waiting and len(mine) < 2 * self._engine.info.max_num_seqs:
             job = waiting[-1][1]
-            request = job.request(self._new_id(), self._tokenizer)
+            request = job.request(self._new_id())
             if not self._open.enter(request, job):
                 break
             mine[request.id] = waiting.pop()

@@ -119,9 +119,9 @@ class Job:
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._num_cached = 0
 
-    def request(self, request_id: str, tokenizer: Tokenizer) -> Request:
-        """Make the engine's request."""
-        params = msgspec.structs.replace(self._params, eos_token_ids=sorted(tokenizer.eos_ids))
+    def request(self, request_id: str) -> Request:
+        """Make the engine's request: the wishes, and the end tokens that the engine cannot know."""
+        params = msgspec.structs.replace(self._params, eos_token_ids=sorted(self._tokenizer.eos_ids))
         return Request(id=request_id, prompt=self._ids, params=params)
 
     def take(self, output: EngineOutput) -> bool:
