@@ -16,10 +16,10 @@ from sayfa.server.answer import Piece
 from sayfa.server.books import Record
 from sayfa.server.context import ServerContext
 from sayfa.server.generate import Generation, Plan
-from sayfa.server.openai.chunks import Envelope, usage_object, whole
+from sayfa.server.openai.chunks import Envelope, usage_mode, usage_object, whole
 from sayfa.server.openai.logprobs import chat_logprobs, prompt_logprobs, size_of
 from sayfa.server.openai.messages import chat_ids
-from sayfa.server.openai.protocol import ChatRequest, Sampled, refuse_unserved
+from sayfa.server.openai.protocol import ChatRequest, refuse_unserved
 from sayfa.server.routes import context_of, generation
 from sayfa.server.sse import EventStream
 
@@ -63,16 +63,6 @@ async def _answer(request: Request, body: ChatRequest, record: Record) -> Respon
         events = _events(context, run, body, envelope)
         return EventStream(events, run.explain, context.streams, context.awake)
     return await _whole(context, run, body, model, fingerprint)
-
-
-def usage_mode(body: Sampled) -> str:
-    """How `stream_options` wants the counts: "none", "last" or "all"."""
-    options = body.stream_options
-    if options is None:
-        return "none"
-    if options.continuous_usage_stats:
-        return "all"
-    return "last" if options.include_usage else "none"
 
 
 async def _events(
