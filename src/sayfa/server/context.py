@@ -97,7 +97,6 @@ class ServerContext:
         self.version = version
         self.created_s = self.now_s()
         self.draining = False
-        self.stopping = False
         self.admissions = Admissions()
         self.trust = Trust(self.clock)
         self.metrics = ServerMetrics(names[0], options.vllm_metric_names)
@@ -143,22 +142,24 @@ class ServerContext:
 
     def ready_info(self) -> EngineInfo:
         """Facts of the running engine; raises Overloaded or EngineDead while there is none."""
-        if self.draining:
-            raise Overloaded("The server is shutting down and takes no new requests.", code="draining", retry_after_s=5)
+        self.check_draining()
         info = self.client.info
         if self.client.state == "ready" and info is not None and self.text is not None:
             return info
         if self.client.state in ("dead", "failed"):
             raise EngineDead
-        raise Overloaded("The model is still being loaded; try again in a moment.", code="starting", retry_after_s=2)
+        raise _still_loading()
+
+    def check_draining(self) -> None:
+        """Raise Overloaded if the server was asked to end."""
+        if self.draining:
+            raise Overloaded("The server is shutting down and takes no new requests.", code="draining", retry_after_s=5)
 
     @property
     def tools(self) -> TextTools:
         """Tokenizer and template; raises Overloaded while they are loading."""
         if self.text is None:
-            raise Overloaded(
-                "The model is still being loaded; try again in a moment.", code="starting", retry_after_s=2
-            )
+            raise _still_loading()
         return self.text
 
     def salt(self, tenant: str, caller_salt: str | None) -> str:
@@ -179,3 +180,7 @@ class ServerContext:
         if self._fingerprint is None or self._fingerprint[0] != key:
             self._fingerprint = (key, "fp_" + hashlib.sha256(key.encode()).hexdigest()[:10])
         return self._fingerprint[1]
+
+
+def _still_loading() -> Overloaded:
+    return Overloaded("The model is still being loaded; try again in a moment.", code="starting", retry_after_s=2)

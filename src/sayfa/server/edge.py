@@ -13,7 +13,6 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sayfa.base.access import is_loopback
-from sayfa.base.errors import Overloaded
 from sayfa.base.faults import fault
 from sayfa.server.auth import Guard
 from sayfa.server.books import Record
@@ -89,10 +88,8 @@ class Edge:
                 await _send_empty(send_with_headers, self._preflight_headers())
                 return
             scope["sayfa.tenant"] = self._guard.tenant_of(scope)
-            if self._context.draining and scope["method"] == "POST":
-                raise Overloaded(
-                    "The server is shutting down and takes no new requests.", code="draining", retry_after_s=5
-                )
+            if scope["method"] == "POST":
+                self._context.check_draining()
             await self._app(scope, receive_noted, send_with_headers)
         except ClientDisconnect:
             return  # it left before its request was complete: nobody is there to be answered

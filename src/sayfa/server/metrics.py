@@ -67,6 +67,7 @@ class ServerMetrics:
         self._totals: dict[str, int] = {}
         self._last_step: StepStats | None = None
         self._new_steps = 0
+        self._page_size = 0
         for metric in METRICS.values():
             self._families[metric.name] = self._declare(metric)
         self._ttft = self._family("time_to_first_token_seconds")
@@ -218,8 +219,6 @@ class ServerMetrics:
         self._family("kv_cache_cached_perc").set(stats.pages_cached / pages)
         slots = stats.pages_used * self._page_size
         self._family("kv_cache_fragmentation_perc").set(max(0.0, 1 - stats.slots_used / slots) if slots else 0.0)
-
-    _page_size = 0
 
     @_harmless
     def engine_ready(self, info: EngineInfo) -> None:
