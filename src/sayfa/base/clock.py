@@ -1,7 +1,7 @@
-"""Ask the time. The only place of the engine and the wire that does; tests bring a clock of their own.
+"""Ask the time. The only place of engine, wire and server that does; tests bring a clock of their own.
 
 Intervals, deadlines and timeouts are measured on `monotonic`; `wall` is for what people read (`created`, logs) and may
-jump. Called by `engine`, `wire` and `llm`; must not know what is being timed.
+jump. Called by `runner`, `engine`, `wire`, `server` and `cli`; must not know what is being timed.
 """
 
 import time

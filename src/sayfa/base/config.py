@@ -2,8 +2,9 @@
 
 A field `max_num_seqs` is the flag `--max-num-seqs`, the file key `max-num-seqs` and the variable `SAYFA_MAX_NUM_SEQS`.
 Its annotation says what values are allowed, the text below it what it means, in which unit, and why the default is
-what it is; `--help` prints that text. `base.settings` reads the sources; only `cli`, `llm` and `engine.build` unpack a
-part, everything else is handed the two or three values it uses. Knows no command line, no file format, no model.
+what it is; `--help` prints that text. `base.settings` reads the sources; `engine.build` unpacks the engine's parts and
+hands on the two or three values that each constructor uses; the server keeps its own part. Knows no command line, no
+file format, no model.
 """
 
 from typing import Annotated, Literal

@@ -2,7 +2,8 @@
 
 Client to engine: `Add`, `Abort`, `Pause`, `Drain`, `Ping`, `ResetCache`. Engine to client: `Starting`, `Hello`,
 `Failed`, `Outputs`, `Refused`, `Pong`.
-Feed (metrics, page map, router): `Event` records, numbered without gaps by `Outputs.first_event`.
+Feed (what happened to pages and requests; the server's books read it): `Event` records, numbered without gaps by
+`Outputs.first_event`.
 The unions at the end are what the wire encodes and decodes; an unknown tag or field type ends the message, not the
 process.
 """
@@ -81,7 +82,7 @@ class ResetCache(msgspec.Struct, frozen=True, tag="reset_cache"):
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the memory goes, in bytes; printed at start and compared with the planner's forecast."""
+    """Where the memory goes, in bytes; printed at the start."""
 
     weights_bytes: int
     pages_bytes: int

@@ -1,6 +1,6 @@
 """Find an object by its name: a table of our own names, and entry points of others.
 
-A kind ("sayfa.models", "sayfa.policies", ...) has one `Registry`. Values are lazy "module:attribute" strings, so
+A kind ("sayfa.models", "sayfa.executors", ...) has one `Registry`. Values are lazy "module:attribute" strings, so
 nothing is imported until a setting names it; an entry point that merely happens to be installed never runs. Called by
 the rooms that own a kind and by `sayfa plugins`; must not know what the objects do.
 """

@@ -1,7 +1,7 @@
 """How many bytes a model needs: per weight, per token, per page; and how many pages a budget holds. Formulas only.
 
-The engine sizes its pool by the same functions as the planner forecasts with, so a plan and a start-up log can be
-compared line by line. Asks no machine anything; see `base.host` for that.
+The engine sizes its pool by them; who plans a machine before there is one can ask the same functions, and compare
+with the report of the start. Asks no machine anything; see `base.host` for that.
 """
 
 import math

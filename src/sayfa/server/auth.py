@@ -1,7 +1,8 @@
 """Who may call what: keys, and the guard that asks for one on every route except the open ones.
 
-Called by the edge for each request, with the raw path of the ASGI scope, which is the one the router uses. Deny by
-default: what the routing table does not name as open needs a key, a route that does not exist too. Knows no bodies.
+Called by the edge for each request. Routes are matched by the router's own method on the same scope, so that no
+spelling of a path is one route to the guard and another to the router. Deny by default: what the routing table does not
+name as open needs a key, a route that does not exist too. Knows no bodies.
 """
 
 import hashlib

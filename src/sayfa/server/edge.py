@@ -25,7 +25,7 @@ MAX_HEADER_BYTES = 32 << 10
 MAX_LINE_BYTES = 8 << 10
 MAX_ECHOED_ID = 64
 _NOT_IN_ID = re.compile(rb"[^A-Za-z0-9._:-]")
-_LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]", "::1")
+_LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
 def allowed_hosts(listed: Sequence[str], bind_host: str) -> frozenset[str] | None:

@@ -1,8 +1,8 @@
 """Whether to restart this server (live), whether to send it work (ready), and what it is (version, metrics).
 
-Called by orchestrators and load balancers, without a key. Progress decides, not time alone, by the rule that the wire
-has for its engine (`wire.watch.judge_stall`): who has work and has made no step for much longer than its steps take is
-sent no more, but only one that will hardly move again is to be restarted. Knows no requests.
+Called by orchestrators and load balancers; only the metrics may ask for a key. Progress decides, not time alone, by the
+rule that the wire has for its engine (`wire.watch.judge_stall`): who has work and has made no step for much longer than
+its steps take is sent no more, but only one that will hardly move again is to be restarted. Knows no requests.
 """
 
 from typing import Any
