@@ -54,15 +54,17 @@ def read_config_file(path: Path) -> Mapping[str, Any]:
     """The file's keys and values. Raises ConfigError naming the file and, where there is one, the line."""
     try:
         fault("settings.read")
-        if path.stat().st_size > MAX_BYTES:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)  # no size is asked for: a pipe or a device has none
+        if len(data) > MAX_BYTES:
             raise ConfigError(f"{path.name}: larger than {MAX_BYTES >> 20} MiB; is this a settings file?")
-        text = path.read_text("utf-8")
+        text = data.decode()
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path.name}: not UTF-8 text") from None
     try:
-        data = _load(text)
+        settings = _load(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         raise ConfigError(f"{path.name}, line {mark.line + 1 if mark else '?'}: {error.problem}") from None
@@ -70,11 +72,11 @@ def read_config_file(path: Path) -> Mapping[str, Any]:
         raise ConfigError(f"{path.name}: {error}") from None
     except (ValueError, OverflowError):  # of `chr`, which the library calls unguarded
         raise ConfigError(f"{path.name}: an escape in a quoted text names no character") from None
-    if data is None:
+    if settings is None:
         return {}
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path.name}: holds a {type(data).__name__}; it must hold `key: value` lines")
-    return data
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{path.name}: holds a {type(settings).__name__}; it must hold `key: value` lines")
+    return settings
 
 
 def _load(text: str) -> Any:

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -309,6 +310,11 @@ def test_a_large_or_binary_settings_file_is_refused(tmp_path):
         file.write_bytes(data)
         with pytest.raises(ConfigError, match=words):
             read_config_file(file)
+
+
+def test_a_device_in_the_place_of_a_settings_file_is_read_no_further_than_a_file():
+    with pytest.raises(ConfigError, match="1 MiB"):
+        read_config_file(Path("/dev/zero"))
 
 
 def test_a_path_is_never_shown_as_the_models_name(tmp_path):
