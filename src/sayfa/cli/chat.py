@@ -17,6 +17,7 @@ from sayfa.base.errors import ConfigError, EngineError, SayfaError
 from sayfa.base.sampling_params import SamplingParams
 from sayfa.bench.client import first_model_in, parse_url, told, why_unreachable
 from sayfa.cli.options import check_wishes
+from sayfa.cli.output import tell
 
 Message = dict[str, str]
 Answerer = Callable[[list[Message]], Iterator[str]]
@@ -76,7 +77,7 @@ def _answer(answerer: Answerer, messages: list[Message], sink: Any) -> tuple[str
         pass
     except SayfaError as error:
         failed = True
-        print(f"sayfa: {error}", file=sys.stderr)
+        tell(f"sayfa: {error}\n")
     print(file=sink, flush=True)
     return text, failed
 

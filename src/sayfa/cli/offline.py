@@ -23,7 +23,7 @@ from sayfa.base.sampling_params import SamplingParams
 from sayfa.base.settings import nearest
 from sayfa.base.step import TokenLogprobs
 from sayfa.cli.options import check_wishes
-from sayfa.cli.output import check_output, write_output
+from sayfa.cli.output import check_output, tell, write_output
 from sayfa.cli.show import ProgressLine
 from sayfa.server.answer import Entry
 from sayfa.server.openai.logprobs import chat_logprobs, prompt_logprobs
@@ -66,12 +66,12 @@ def run_generate(
         except ConfigError as error:
             for result in results:
                 _print_result(result)
-            print(f"sayfa: error: {error}; the results are on standard output", file=sys.stderr)
+            tell(f"sayfa: error: {error}; the results are on standard output\n")
             code = 1
     elif not to_stdout:
         print("\n\n".join(result["text"] for result in results))
     for failure in (failure for result in results for failure in _failures(result)):
-        print(f"sayfa: {failure}", file=sys.stderr)
+        tell(f"sayfa: {failure}\n")
         code = 1
     return code
 
