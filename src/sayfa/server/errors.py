@@ -58,7 +58,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
     code: str | None
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ErrorAnswer(msgspec.Struct, frozen=True):
     """An error as HTTP: status, body, and seconds for Retry-After if trying again can help."""
 
     status: int
@@ -66,7 +66,7 @@ class Answer(msgspec.Struct, frozen=True):
     retry_after_s: int | None = None
 
 
-def to_answer(error: Exception, request_id: str) -> Answer:
+def to_answer(error: Exception, request_id: str) -> ErrorAnswer:
     """Turn any exception into what the caller is told. Never raises."""
     if isinstance(error, RequestError):
         code = error.code or _default_code(error)
@@ -75,13 +75,13 @@ def to_answer(error: Exception, request_id: str) -> Answer:
         if retry is None and error.status in (429, 503):
             retry = RETRY_AFTER_S
         # Callers that were refused together should not come back together.
-        return Answer(error.status, body, retry + zlib.crc32(request_id.encode()) % 2 if retry else retry)
+        return ErrorAnswer(error.status, body, retry + zlib.crc32(request_id.encode()) % 2 if retry else retry)
     if isinstance(error, EngineDead):
-        return Answer(503, ErrorBody(error.message, "server_error", None, error.code), RETRY_AFTER_S)
+        return ErrorAnswer(503, ErrorBody(error.message, "server_error", None, error.code), RETRY_AFTER_S)
     if isinstance(error, EngineError):
-        return Answer(500, ErrorBody(error.message, "server_error", None, error.code))
+        return ErrorAnswer(500, ErrorBody(error.message, "server_error", None, error.code))
     message = f"The server failed to answer this request. If you report it, name the request id {request_id}."
-    return Answer(500, ErrorBody(message, "server_error", None, "internal_error"))
+    return ErrorAnswer(500, ErrorBody(message, "server_error", None, "internal_error"))
 
 
 def log_bug(error: Exception, request_id: str) -> None:
@@ -110,12 +110,12 @@ def _default_code(error: RequestError) -> str | None:
     return "invalid_value" if isinstance(error, InvalidRequest) and error.param else None
 
 
-def body_bytes(answer: Answer) -> bytes:
+def body_bytes(answer: ErrorAnswer) -> bytes:
     """The JSON body of an error answer."""
     return msgspec.json.encode({"error": answer.error})
 
 
-def headers_of(answer: Answer) -> dict[str, str]:
+def headers_of(answer: ErrorAnswer) -> dict[str, str]:
     """Headers that belong to an error answer: Retry-After, WWW-Authenticate, Allow is the router's."""
     headers: dict[str, str] = {}
     if answer.retry_after_s is not None:

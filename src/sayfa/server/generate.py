@@ -21,7 +21,7 @@ from sayfa.base.step import TokenLogprobs
 from sayfa.server.answer import Branch, Piece, echo_prompt
 from sayfa.server.books import Record, Usage
 from sayfa.server.context import ServerContext
-from sayfa.server.errors import Answer, DeadlinePassedError, log_bug, to_answer
+from sayfa.server.errors import DeadlinePassedError, ErrorAnswer, log_bug, to_answer
 
 MAX_UNREAD_PIECES = 64
 """Of all prompts of a request together; what is behind that stays in the mailboxes, where it is counted."""
@@ -84,7 +84,7 @@ class Generation:
         ends = {branch.finish for group in self.branches for branch in group}
         self._record.close("length" if "length" in ends else "stop")
 
-    def explain(self, error: Exception) -> Answer:
+    def explain(self, error: Exception) -> ErrorAnswer:
         """What the client is told of an error that ends its stream; it is booked so, and logged if it is a bug."""
         self._record.fail(error)
         log_bug(error, self._record.request_id)

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from sayfa.base.clock import AwakeClock
 from sayfa.base.faults import fault
-from sayfa.server.errors import Answer, body_bytes, headers_of
+from sayfa.server.errors import ErrorAnswer, body_bytes, headers_of
 
 log = logging.getLogger("sayfa.server")
 
@@ -47,7 +47,7 @@ class EventStream(Response):
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
-        explain: Callable[[Exception], Answer],
+        explain: Callable[[Exception], ErrorAnswer],
         streams: "set[EventStream]",
         clock: AwakeClock,
     ) -> None:

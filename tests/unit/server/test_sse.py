@@ -10,7 +10,7 @@ import pytest
 
 from sayfa.base.clock import AwakeClock
 from sayfa.base.errors import Overloaded
-from sayfa.server.errors import Answer, to_answer
+from sayfa.server.errors import ErrorAnswer, to_answer
 from sayfa.server.sse import DONE, KEEP_ALIVE, SLOW_SEND_LIMIT_S, START_WAIT_S, EventStream, sweep, wait_until_gone
 from world.loop import VirtualClock, VirtualLoop
 
@@ -69,7 +69,7 @@ class Stage:
         finally:
             self.closed_s = self.now_s()
 
-    def _explain(self, error: Exception) -> Answer:
+    def _explain(self, error: Exception) -> ErrorAnswer:
         self.explained.append(error)
         return to_answer(error, "r")
 
