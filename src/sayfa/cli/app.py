@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from sayfa import __version__
-from sayfa.cli.options import ConfigFile, Given, ServerKey, first_key, with_settings
+from sayfa.cli.options import ConfigFile, Given, ServerKey, first_key, settings_from, with_settings
 
 ENGINE_PARTS = ("model", "cache", "scheduler", "parallel")
 ALL_PARTS = (*ENGINE_PARTS, "server")
@@ -43,22 +43,10 @@ def serve(
     check_config: Annotated[bool, Parameter(negative="", help="Print every setting with its source, and end.")] = False,
 ) -> int:
     """Serve a model over OpenAI's API."""
-    from sayfa.cli.options import settings_from
+    from sayfa.cli.serve import check, run
 
     settings = settings_from(given, config)
-    if check_config:
-        from sayfa.cli.show import print_settings
-        from sayfa.server.checks import check_options
-
-        check_options(settings.server)
-        if settings.model.chat_template:
-            from sayfa.text.chat_template import read_template
-
-            read_template(settings.model.chat_template)
-        return print_settings(settings)
-    from sayfa.cli.serve import run
-
-    return run(settings)
+    return check(settings) if check_config else run(settings)
 
 
 def generate(
@@ -95,7 +83,6 @@ def generate(
     with `n` above 1 all answers in `choices`.
     """
     from sayfa.cli.offline import run_generate
-    from sayfa.cli.options import settings_from
 
     wishes = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k}
     return run_generate(settings_from(given, config), prompt or [], file, output, wishes)
@@ -115,7 +102,6 @@ def chat(
 ) -> int:
     """Talk to a model in the terminal."""
     from sayfa.cli.chat import run_chat
-    from sayfa.cli.options import settings_from
 
     wishes = {"max_tokens": max_tokens, "temperature": temperature}
     return run_chat(settings_from(given, config), url, first_key(api_key), system, wishes)
@@ -144,7 +130,6 @@ def bench_serve(
 ) -> int:
     """Send standard workloads to an OpenAI-compatible server and report latency and throughput."""
     from sayfa.cli.benches import run_bench_serve
-    from sayfa.cli.options import settings_from
 
     plan = {"names": workload or [], "runs": runs, "warm_up": warm_up, "seed": random_seed}
     return run_bench_serve(settings_from(given, config), url, first_key(api_key), plan, output)

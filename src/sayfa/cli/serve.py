@@ -1,4 +1,4 @@
-"""`sayfa serve`: settings → address, model path, engine process, server; then the report of the start.
+"""`sayfa serve`: settings → model path, engine process, address, server; then the report of the start.
 
 The order is made for a quick start: the engine process is spawned before this one imports the server, so that both
 load at the same time.
@@ -14,11 +14,11 @@ import msgspec
 from sayfa import __version__
 from sayfa.base import log
 from sayfa.base.clock import SystemClock
-from sayfa.base.config import ServerOptions, Settings
+from sayfa.base.config import ModelOptions, ServerOptions, Settings
 from sayfa.base.errors import ConfigError, ModelError
 from sayfa.base.messages import EngineInfo
 from sayfa.cli.output import tell
-from sayfa.cli.show import ProgressLine, StartTimes, start_facts, start_report
+from sayfa.cli.show import ProgressLine, StartTimes, print_settings, start_facts, start_report
 from sayfa.hub import resolve_model
 from sayfa.wire.process_client import ProcessClient
 
@@ -37,13 +37,30 @@ def run(settings: Settings) -> int:
         return 2
 
 
+def check(settings: Settings) -> int:
+    """Refuse what the start would refuse of the settings alone, else print each with its source; return the exit code.
+
+    Raises ConfigError.
+    """
+    from sayfa.server.checks import check_options
+
+    check_options(settings.server)
+    _template_of(settings.model)
+    return print_settings(settings)
+
+
+def _template_of(options: ModelOptions) -> str | None:
+    """The operator's chat template, if one is named. Raises ConfigError."""
+    if options.chat_template is None:
+        return None
+    from sayfa.text.chat_template import read_template
+
+    return read_template(options.chat_template)
+
+
 def _run(settings: Settings) -> int:
     options = settings.model
-    template = None
-    if options.chat_template:
-        from sayfa.text.chat_template import read_template
-
-        template = read_template(options.chat_template)
+    template = _template_of(options)
     path = resolve_model(options.model, revision=options.revision, offline=options.offline)
     names = options.served_model_name or [shown_name(options.model)]
     engine = settings.engine

@@ -1,6 +1,6 @@
 """Run the server: take the address, serve while the engine loads, drain on SIGTERM, end with the right exit code.
 
-Called by `cli`. Order at start: `bind` (so that a port in use is told before anything is loaded), then `run`. Order
+Called by `cli`. Order at start: `bind` (a port in use is told at once, while the engine loads), then `run`. Order
 at the end: readiness turns 503 and new work is refused at once; the engine refuses what waits and finishes what runs,
 up to `shutdown_timeout`; then connections close. A second signal ends everything within two seconds. The listening
 socket stays open until the end, so that liveness can be asked for throughout. Knows no engine but its client.
