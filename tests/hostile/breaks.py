@@ -210,7 +210,7 @@ MUTANTS = (
     Mutant("metrics stay open", "server/app.py", "OPEN_ROUTES if protected else OPEN_ROUTES | ",
            "OPEN_ROUTES | ", "http/test_doors.py::test_protect_metrics_closes_them", "200 == 401"),
     # what is told
-    Mutant("prompts are logged", "server/body.py", "    report_unknown(parsed, request.url.path)\n",
+    Mutant("prompts are logged", "server/body.py", '    report_unknown(parsed, request.scope["route"].path)\n',
            "    log.warning('%r', value)\n", _STORM, "canary-prompt"),
     Mutant("an error tells where the server lies", "server/errors.py",
            '"There is no such route here; /docs lists what there is."',

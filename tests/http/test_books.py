@@ -8,6 +8,7 @@ import random
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx2
 import pytest
 from http_support import SayingEngine, chat_body, ids_of, serving, text_body
 from prometheus_client.parser import text_string_to_metric_families
@@ -211,6 +212,21 @@ class AdmittingEngine(SayingEngine):
         for callback in self._callbacks:
             callback(Outputs(events=[RequestAdmitted(request.id, 0, 5, 16)]))
         super()._take(request)
+
+
+async def test_a_route_is_called_alike_in_every_line_whatever_a_proxy_puts_before_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With --root-path the path of a request that was refused had the prefix, that of one that was served had not."""
+    caplog.set_level(logging.INFO, "sayfa.server.request")
+    async with serving() as (_, app):
+        transport = httpx2.ASGITransport(app=app, root_path="/llm")
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            for temperature, status in ((0, 200), (-1, 400)):
+                response = await client.post("/llm/v1/completions", json=text_body(temperature=temperature))
+                assert response.status_code == status
+    lines = [record.getMessage() for record in caplog.records if record.name == "sayfa.server.request"]
+    assert [line.split()[0] for line in lines] == ["/v1/completions"] * 2
 
 
 async def test_cached_tokens_are_known_in_every_ending() -> None:

@@ -78,7 +78,7 @@ async def read_model(request: Request, model: type[Model], max_bytes: int, reade
         parsed = model.model_validate(value)
     except ValidationError as error:
         raise explain(error, value) from None
-    report_unknown(parsed, request.url.path)
+    report_unknown(parsed, request.scope["route"].path)
     return parsed
 
 

@@ -102,10 +102,10 @@ class Record:
         fault("server.books.open")
         metrics.received()
 
-    def begin(self, request_id: str, route: str, num_prompt: int, params: SamplingParams, num_prompts: int) -> None:
-        """Note that the request was admitted: its id, length and wishes."""
+    def begin(self, answer_id: str, num_prompt: int, params: SamplingParams, num_prompts: int) -> None:
+        """Note that the request was admitted: its answer's id, its length and wishes."""
         fault("server.books.begin")
-        self.id, self._route = request_id, route
+        self.id = answer_id
         self._submitted_s = self._clock.monotonic()
         self._params = params
         self.usage.prompt = num_prompt

@@ -35,7 +35,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: str
-    route: str
     prompts: list[list[int]]
     params: SamplingParams
     num_answers: int
@@ -56,7 +55,7 @@ class Generation:
         self.branches: list[list[Branch]] = []
         self._context = context
         self._record = record
-        record.begin(plan.id, plan.route, sum(map(len, plan.prompts)), plan.params, len(plan.prompts))
+        record.begin(plan.id, sum(map(len, plan.prompts)), plan.params, len(plan.prompts))
         tokenizer = context.tools.tokenizer
         wants = plan.wants_entries or plan.params.n > plan.num_answers
         for number in range(len(plan.prompts)):

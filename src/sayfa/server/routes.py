@@ -33,8 +33,9 @@ async def generation(
     context = context_of(request)
     tenant: str = request.scope.get("sayfa.tenant", "")
     request_id: str = request.scope.get("sayfa.request_id", "-")
-    path, write_line = request.scope["path"], context.options.log_requests
-    record = Record(context.metrics, context.clock, path, tenant, request_id, write_line)
+    # As the table has it: the path as it came has a proxy's prefix (--root-path) before it.
+    route, write_line = request.scope["route"].path, context.options.log_requests
+    record = Record(context.metrics, context.clock, route, tenant, request_id, write_line)
     request.scope["sayfa.record"] = record
     try:
         body = await read_model(request, model, context.options.max_body_bytes, context.reader)

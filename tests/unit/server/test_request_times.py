@@ -30,7 +30,7 @@ class Books:
         self.clock.advance(1.0)
 
     def begin(self) -> None:
-        self.record.begin("cmpl-1", "/v1/completions", 3, SamplingParams(), 1)
+        self.record.begin("cmpl-1", 3, SamplingParams(), 1)
 
     def token(self) -> None:
         self.record.note(0, 1, EngineOutput(id="cmpl-1", tokens=[1]))

@@ -43,7 +43,6 @@ async def _answer(request: Request, body: ChatRequest, record: Record) -> Respon
     limits.admit_lengths([ids], params, figures, "messages", None if max_tokens is None else length_field)
     plan = Plan(
         id=context.new_id("chatcmpl"),
-        route="/v1/chat/completions",
         prompts=[ids],
         params=params,
         num_answers=params.n,

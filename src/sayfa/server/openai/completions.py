@@ -40,7 +40,6 @@ async def _answer(request: Request, body: CompletionRequest, record: Record) -> 
     limits.admit_lengths(prompts, params, figures, "prompt", None if body.max_tokens is None else "max_tokens")
     plan = Plan(
         id=context.new_id("cmpl"),
-        route="/v1/completions",
         prompts=prompts,
         params=params,
         num_answers=body.n or 1,
