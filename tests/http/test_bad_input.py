@@ -345,6 +345,24 @@ async def test_what_is_not_served_yet_is_said_and_never_ignored(name: str, field
         refused(await client.post(TEXT, json=text_body(n=3, best_of=2)), param="best_of")
 
 
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"stop": 5}, "`stop` is 5, but must be a string or a list."),
+        ({"stop": {"a": 1}}, "`stop` is an object, but must be a string or a list."),
+        ({"stop": ["a", None]}, "`stop[1]` is null, but must be a string."),
+        ({"tool_choice": ["a"]}, "`tool_choice` is a list, but must be a string or an object."),
+        ({"logit_bias": {"1": "x"}}, "`logit_bias.1` is 'x', but must be a number."),
+    ],
+)
+async def test_a_field_with_several_forms_is_refused_at_the_place_of_the_fault(
+    fields: dict[str, Any], told: str
+) -> None:
+    """What may be there is told in full, and no name that is not the caller's."""
+    async with serving() as (client, _):
+        assert refused(await client.post(CHAT, json=chat_body(**fields))) == told
+
+
 async def test_messages_are_named_by_their_place() -> None:
     """Wrong roles, parts and contents: the message's index is in the text."""
     wrong: list[tuple[Any, str]] = [
@@ -356,6 +374,10 @@ async def test_messages_are_named_by_their_place() -> None:
         ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].text"),
         ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "messages[1].tool_calls"),
         ("hello", "messages[1]"),
+        ({"role": "user", "content": ["x"]}, "`messages[1].content[0]` is 'x', but must be an object."),
+        ({"role": "user", "content": [{"text": "x"}]}, "`messages[1].content[0].type` is missing."),
+        ({"role": "user", "content": [{"type": "text", "text": 5}]}, "`messages[1].content[0].text` is 5"),
+        ({"role": "user", "content": {"a": 1}}, "`messages[1].content` is an object, but must be a string or a list."),
     ]
     async with serving() as (client, _):
         for message, place in wrong:

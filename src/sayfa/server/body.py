@@ -10,6 +10,7 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
 from sayfa.base.errors import InvalidRequest, TooLarge
@@ -127,36 +128,46 @@ def _too_large(max_bytes: int) -> TooLarge:
 def explain(error: ValidationError, value: Any) -> InvalidRequest:
     """Say which field is wrong, what it holds and what it must be, from the first of the validator's findings."""
     findings = error.errors(include_url=False, include_context=True)
+    places = [_path(item, value) for item in findings]
     # Of a field with several allowed forms, the finding that went deepest into the caller's value tells most.
-    finding = max(findings, key=lambda item: (len(_path(item["loc"], value)), item["type"] != "literal_error"))
-    first = findings[0]
-    if _path(first["loc"], value)[:1] != _path(finding["loc"], value)[:1]:
-        finding = first
-    path = _path(finding["loc"], value)
-    kind, context = finding["type"], finding.get("ctx", {})
-    if kind == "value_error":
-        phrase = str(context.get("error", "cannot be used"))
-    elif kind in _BOUND_PHRASES:
-        phrase = _BOUND_PHRASES[kind].format(**context)
-    else:
-        phrase = _PHRASES.get(kind, "has a value of the wrong type")
+    best = max(range(len(findings)), key=lambda i: (len(places[i]), findings[i]["type"] != "literal_error"))
+    if places[0][:1] != places[best][:1]:
+        best = 0
+    finding, path = findings[best], places[best]
+    # Where none of the allowed forms fits, all of them are told.
+    phrases = [_phrase(item) for item, place in zip(findings, places, strict=True) if place == path]
+    phrase = " or ".join([phrases[0], *(other.removeprefix("must be ") for other in phrases[1:])])
     name = path[0] if path else None
     shown = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")[:200]
     message = f"`{shown or 'body'}` {phrase}."
-    if kind not in ("missing", "value_error"):
+    if finding["type"] not in ("missing", "value_error"):
         message = f"`{shown or 'body'}` is {_show(finding.get('input'))}, but {phrase}."
     return InvalidRequest(message, param=str(name) if name is not None else None, code="invalid_type")
 
 
-def _path(location: tuple[int | str, ...], value: Any) -> list[int | str]:
-    """The part of a validator's location that exists in the caller's value (the rest names our own types)."""
+def _phrase(finding: ErrorDetails) -> str:
+    """What the validator wants there, in words."""
+    kind, context = finding["type"], finding.get("ctx", {})
+    if kind == "value_error":
+        return str(context.get("error", "cannot be used"))
+    if kind in _BOUND_PHRASES:
+        return _BOUND_PHRASES[kind].format(**context)
+    return _PHRASES.get(kind, "has a value of the wrong type")
+
+
+def _path(finding: ErrorDetails, value: Any) -> list[int | str]:
+    """Where in the caller's value it was found: the validator's location without its names for the forms of a union."""
+    location = finding["loc"]
     path: list[int | str] = []
     for part in location:
-        if isinstance(value, dict) and isinstance(part, str):
+        if isinstance(value, dict):
+            part = str(part)  # of ids as keys the validator knows the number
             if part not in value:
                 # A missing field is named too; anything else that is not there is a name of ours.
-                return [*path, part] if part == location[-1] else path
+                return [*path, part] if finding["type"] == "missing" and part == location[-1] else path
             value = value[part]
+        elif isinstance(value, list) and isinstance(part, str):
+            continue  # a list has no names: it is one of ours
         elif isinstance(value, list) and isinstance(part, int) and part < len(value):
             value = value[part]
         else:
