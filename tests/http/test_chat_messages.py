@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 from http_support import SayingEngine, chat_body, serving, tokenizer
 
+from sayfa.server.context import TextTools
+from sayfa.text.chat_template import load_chat_template
+
 CHAT = "/v1/chat/completions"
 
 
@@ -87,6 +90,41 @@ async def test_b045_arguments_of_any_depth_are_served_beside_a_control_token(dep
     assert ("read({" + '"a": {"a"' in text) == (depth < 64)
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+async def test_past_reasoning_reaches_a_template_that_shows_it(name: str) -> None:
+    """By both of its names, as it does in `LLM.chat`."""
+    source = "{% for m in messages %}[{{ m.reasoning_content }}]{{ m.content }}{% endfor %}"
+    engine = SayingEngine()
+    async with serving(engine) as (client, app):
+        app.state.context.text = TextTools(tokenizer(), load_chat_template(tokenizer(), source))
+        response = await client.post(CHAT, json=chat_body(messages=_beside(content="4", **{name: "two and two"})))
+        assert response.status_code == 200, response.text
+    assert tokenizer().decode(engine.requests[0].prompt) == "[]a[two and two]4[]b"
+
+
+async def test_a_past_refusal_may_be_a_part() -> None:
+    """OpenAI's own form of it, of an assistant only."""
+    refusal = [{"type": "refusal", "refusal": "I will not."}]
+    as_part = await prompt_of(_beside(content=refusal))
+    assert as_part == await prompt_of(_beside(content=None, refusal="I will not."))
+    async with serving() as (client, _):
+        response = await client.post(CHAT, json=chat_body(messages=[{"role": "user", "content": refusal}]))
+    assert response.json()["error"]["code"] == "unsupported_content_type"
+
+
+@pytest.mark.parametrize("field", ["function_call", "audio"])
+async def test_what_a_past_answer_holds_is_never_left_out_in_silence(field: str) -> None:
+    """An old kind of call, or speech: the model would read an empty answer. Null, as clients send it back, is none."""
+    async with serving() as (client, _):
+        for path in (CHAT, "/tokenize"):
+            response = await client.post(path, json=chat_body(messages=_beside(**{field: {"name": "f", "id": "1"}})))
+            assert response.status_code == 400
+            assert f"`messages[1].{field}` cannot be obeyed" in response.json()["error"]["message"]
+            assert response.json()["error"]["param"] == "messages"
+            served = await client.post(path, json=chat_body(messages=_beside(content="x", **{field: None})))
+            assert served.status_code == 200
+
+
 async def test_continue_final_message_leaves_the_last_one_open() -> None:
     """The model goes on with the assistant's own words; both switches together are refused."""
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "The answer"}]
@@ -148,6 +186,9 @@ PLACES: dict[str, list[dict[str, Any]]] = {
     "content": [{"role": "user", "content": LONG}],
     "parts": [{"role": "user", "content": [{"type": "text", "text": LONG}]}],
     "refusal": _beside(refusal=LONG),
+    "a refusal part": _beside(content=[{"type": "refusal", "refusal": LONG}]),
+    "reasoning content": _beside(content="x", reasoning_content=LONG),
+    "reasoning": _beside(content="x", reasoning=LONG),
     "name": [{"role": "user", "content": "a", "name": LONG}],
     "tool call id": [{"role": "tool", "content": "a", "tool_call_id": LONG}],
     "a function's name": _beside(**_called(LONG, "{}")),

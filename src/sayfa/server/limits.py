@@ -229,7 +229,8 @@ def message_bytes(messages: Sequence[Message]) -> int:
     total = 0
     for message in messages:
         parts = message.content if isinstance(message.content, list) else ()
-        texts = [message.content, message.refusal, message.name, message.tool_call_id, *(part.text for part in parts)]
+        texts = [message.content, message.refusal, message.name, message.tool_call_id, message.reasoning_content]
+        texts += [message.reasoning, *(text for part in parts for text in (part.text, part.refusal))]
         total += sum(_utf8_bytes(text) for text in texts if isinstance(text, str))
         for call in message.tool_calls or ():
             total += len(msgspec.json.encode(call))

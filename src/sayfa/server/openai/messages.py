@@ -20,6 +20,7 @@ from sayfa.text.chat_template import object_in
 
 MESSAGE_SIZE = 128
 """What it costs to render a message of no text, in characters of text."""
+_UNSERVED = {"function_call": "send past calls as `tool_calls`", "audio": "send what was said as text in `content`"}
 
 
 async def chat_ids(context: ServerContext, body: ChatRequest | TokenizeRequest, figures: limits.Figures) -> list[int]:
@@ -48,11 +49,16 @@ async def chat_ids(context: ServerContext, body: ChatRequest | TokenizeRequest, 
 def _plain(index: int, message: Message) -> dict[str, Any]:
     """A message as templates know it."""
     plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
+    for name, way_out in _UNSERVED.items():
+        if getattr(message, name) is not None:
+            raise InvalidRequest(
+                f"`messages[{index}].{name}` cannot be obeyed: {way_out}.", param="messages",
+                code="unsupported_parameter",
+            )  # fmt: skip
     plain["content"] = _content(index, message)
-    if message.name is not None:
-        plain["name"] = message.name
-    if message.tool_call_id is not None:
-        plain["tool_call_id"] = message.tool_call_id
+    for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
+        if (text := getattr(message, name)) is not None:
+            plain[name] = text
     if message.tool_calls:
         plain["tool_calls"] = [_tool_call(index, call) for call in message.tool_calls]
     return plain
@@ -68,6 +74,9 @@ def _content(index: int, message: Message) -> str | list[dict[str, str]] | None:
         return content
     parts: list[dict[str, str]] = []
     for number, part in enumerate(content):
+        if part.type == "refusal" and message.role == "assistant" and part.refusal is not None:
+            parts.append({"type": "text", "text": part.refusal})
+            continue
         if part.type != "text":
             raise InvalidRequest(
                 f"`messages[{index}].content[{number}]` is of type {part.type[:40]!r}; only text parts are served.",

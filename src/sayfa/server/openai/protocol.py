@@ -137,10 +137,11 @@ class Sampled(Open):
 
 
 class ContentPart(Open):
-    """A part of a message's content; only text parts are served."""
+    """A part of a message's content; only text is served, an assistant's refusal among it."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class Message(Open):
@@ -152,6 +153,10 @@ class Message(Open):
     tool_calls: Several[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
+    reasoning_content: str | None = Field(None, description="Past reasoning, for templates that show it.")
+    reasoning: str | None = Field(None, description="The same by its newer name.")
+    function_call: Any = None
+    audio: Any = None
 
 
 class ChatRequest(Sampled):
