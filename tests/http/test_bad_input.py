@@ -205,6 +205,8 @@ async def test_b038_the_rules_of_max_tokens() -> None:
         assert await length(TEXT, text_body(prompt=[1] * (CONTEXT - 1))) == 1
         refused(await client.post(CHAT, json=chat_body(max_tokens=-1)), param="max_tokens")
         refused(await client.post(CHAT, json=chat_body(max_completion_tokens=0)), param="max_completion_tokens")
+        both = chat_body(max_completion_tokens=7, max_tokens=-1)
+        refused(await client.post(CHAT, json=both), param="max_tokens")
         refused(await client.post(TEXT, json=text_body(max_tokens=-1)), param="max_tokens")
 
 
@@ -330,6 +332,22 @@ UNSERVED: list[tuple[str, dict[str, Any]]] = [
     ("functions", {"functions": [{"name": "f"}]}),
     ("truncate_prompt_tokens", {"truncate_prompt_tokens": 5}),
     ("prompt_embeds", {"prompt_embeds": "AAAA"}),
+    ("function_call", {"function_call": {"name": "f"}}),
+    ("bad_words", {"bad_words": ["a"]}),
+    ("logits_processors", {"logits_processors": ["a.b"]}),
+    ("documents", {"documents": [{"text": "a"}]}),
+    ("thinking_token_budget", {"thinking_token_budget": 5}),
+    ("return_tokens_as_token_ids", {"return_tokens_as_token_ids": True}),
+    ("n_predict", {"n_predict": 5}),
+    ("n_probs", {"n_probs": 5}),
+    ("repeat_penalty", {"repeat_penalty": 1.1}),
+    ("typical_p", {"typical_p": 0.9}),
+    ("mirostat", {"mirostat": 2}),
+    ("dry_multiplier", {"dry_multiplier": 0.8}),
+    ("xtc_probability", {"xtc_probability": 0.5}),
+    ("echo", {"echo": True}),
+    ("best_of", {"best_of": 2}),
+    ("add_special_tokens", {"add_special_tokens": True}),
 ]
 
 
@@ -361,6 +379,20 @@ async def test_a_field_with_several_forms_is_refused_at_the_place_of_the_fault(
     """What may be there is told in full, and no name that is not the caller's."""
     async with serving() as (client, _):
         assert refused(await client.post(CHAT, json=chat_body(**fields))) == told
+
+
+async def test_values_that_ask_for_nothing_are_served() -> None:
+    """Many clients send every field they know, with the value that switches it off."""
+    off: dict[str, Any] = {
+        "tools": [], "tool_choice": "auto", "functions": [], "function_call": "auto", "bad_words": [],
+        "documents": None, "logits_processors": [], "return_tokens_as_token_ids": False, "repeat_penalty": 1.0,
+        "typical_p": 1.0, "mirostat": 0, "dry_multiplier": 0.0, "xtc_probability": 0, "n_probs": 0, "add_special_tokens": False,
+    }  # fmt: skip
+    async with serving() as (client, _):
+        for path, body in ((CHAT, chat_body(echo=False, best_of=1, **off)), (TEXT, text_body(**off))):
+            response = await client.post(path, json=body)
+            assert response.status_code == 200, response.text
+        assert (await client.post(TEXT, json=text_body(echo=True, add_special_tokens=True))).status_code == 200
 
 
 async def test_messages_are_named_by_their_place() -> None:

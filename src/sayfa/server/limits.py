@@ -66,14 +66,15 @@ def admit_chat(request: ChatRequest, figures: Figures, eos_ids: Collection[int])
     """Check a chat request's cost before tokenizing; raise InvalidRequest naming the field."""
     if not request.messages:
         raise InvalidRequest("`messages` is empty; send at least one message.", param="messages")
+    for name, value in (("max_tokens", request.max_tokens), ("max_completion_tokens", request.max_completion_tokens)):
+        if value is not None:  # the one that loses, too: a wrong value is a mistake wherever it stands
+            _check_range(name, value, 1, 2**31 - 1)
     max_tokens, length_field = asked_length(request)
-    if max_tokens is not None:
-        _check_range(length_field, max_tokens, 1, 2**31 - 1)
-        if request.min_tokens is not None and request.min_tokens > max_tokens:
-            raise InvalidRequest(
-                f"`min_tokens` is {request.min_tokens}, which is more than `{length_field}` ({max_tokens}).",
-                param="min_tokens",
-            )
+    if max_tokens is not None and request.min_tokens is not None and request.min_tokens > max_tokens:
+        raise InvalidRequest(
+            f"`min_tokens` is {request.min_tokens}, which is more than `{length_field}` ({max_tokens}).",
+            param="min_tokens",
+        )
     if request.top_logprobs is not None:
         _check_range("top_logprobs", request.top_logprobs, 0, MAX_TOP_LOGPROBS)
         if not request.logprobs:

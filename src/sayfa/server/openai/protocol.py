@@ -231,7 +231,27 @@ _OTHER_FIELDS = {
     "kv_transfer_params": "transfer between engines is not served yet",
     "lora_request": "adapters are not served yet",
     "prompt_embeds": "prompts are text or token ids",
+    "bad_words": "words cannot be forbidden; `logit_bias` forbids tokens",
+    "logits_processors": "no program runs for a request",
+    "documents": "no documents are given to the template; put their text into the messages",
+    "thinking_token_budget": "reasoning is not told apart; `max_tokens` bounds all of the answer",
+    "return_tokens_as_token_ids": "tokens are shown as text; `return_token_ids` gives the ids",
+    "n_predict": "that field's name is `max_tokens` here",
+    "n_probs": "that field's name is `logprobs` here",
+    "repeat_penalty": "that field's name is `repetition_penalty` here",
+    "typical_p": "this sampler is not served",
+    "mirostat": "this sampler is not served",
+    "dry_multiplier": "this sampler is not served",
+    "xtc_probability": "this sampler is not served",
 }
+"""Of OpenAI, vLLM and llama-server: what would change the answer, and why it does not here."""
+_CHAT_FIELDS = {
+    "echo": "a chat answers with the new text only",
+    "best_of": "the best of several is picked in /v1/completions only",
+    "add_special_tokens": "the chat template alone writes them",
+}
+_NEUTRAL = {"function_call": "auto", "repeat_penalty": 1, "typical_p": 1, "best_of": 1}
+"""Values, beside null, false, 0, an empty list and "none", that ask for nothing; many clients send all they know."""
 
 
 def refuse_unserved(request: Sampled) -> None:
@@ -240,8 +260,8 @@ def refuse_unserved(request: Sampled) -> None:
     for name in _GRAMMAR_FIELDS:
         if extra.get(name) is not None:
             raise _unserved(name, "structured output is not served yet")
-    for name, why in _OTHER_FIELDS.items():
-        if extra.get(name) not in (None, False, "none"):
+    for name, why in (_OTHER_FIELDS | (_CHAT_FIELDS if isinstance(request, ChatRequest) else {})).items():
+        if extra.get(name) not in (None, False, "none", [], _NEUTRAL.get(name)):
             raise _unserved(name, why)
     if isinstance(request, CompletionRequest):
         if request.suffix:
