@@ -60,10 +60,12 @@ async def test_b073_every_error_has_the_one_form(streamed: bool) -> None:
         refused(await post(chat_body(user="x" * 6000)), 413)
 
 
-async def test_405_names_the_allowed_method() -> None:
-    """RFC 9110 asks for Allow."""
+async def test_405_names_the_allowed_methods() -> None:
+    """RFC 9110 asks for Allow, with every method that the path takes."""
     async with serving() as (client, _):
         assert (await client.get(CHAT)).headers["allow"] == "POST"
+        assert (await client.delete("/v1/models/tiny")).headers["allow"] == "GET, HEAD"
+        assert (await client.delete("/ping")).headers["allow"] == "GET, HEAD, POST"
 
 
 @pytest.mark.parametrize("stop", [None, []])
@@ -384,9 +386,10 @@ async def test_a_field_with_several_forms_is_refused_at_the_place_of_the_fault(
 async def test_values_that_ask_for_nothing_are_served() -> None:
     """Many clients send every field they know, with the value that switches it off."""
     off: dict[str, Any] = {
-        "tools": [], "tool_choice": "auto", "functions": [], "function_call": "auto", "bad_words": [],
-        "documents": None, "logits_processors": [], "return_tokens_as_token_ids": False, "repeat_penalty": 1.0,
-        "typical_p": 1.0, "mirostat": 0, "dry_multiplier": 0.0, "xtc_probability": 0, "n_probs": 0, "add_special_tokens": False,
+        "tools": [], "tool_choice": "auto", "functions": [], "function_call": "auto", "n_probs": 0,
+        "bad_words": [], "documents": None, "logits_processors": [], "add_special_tokens": False,
+        "repeat_penalty": 1.0, "typical_p": 1.0, "mirostat": 0, "dry_multiplier": 0.0, "xtc_probability": 0,
+        "return_tokens_as_token_ids": False,
     }  # fmt: skip
     async with serving() as (client, _):
         for path, body in ((CHAT, chat_body(echo=False, best_of=1, **off)), (TEXT, text_body(**off))):

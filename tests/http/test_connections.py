@@ -344,6 +344,21 @@ async def test_a_connection_goes_on_after_an_answer_that_came_before_the_body() 
             assert await answer_of(reader) == b"200"
 
 
+async def test_head_is_answered_as_get_without_the_body() -> None:
+    """RFC 9110, 9.1 and 9.3.2: the same status and length, and the connection serves the next request."""
+    async with live(SayingEngine()) as (port, _):
+        reader, writer = await connect(port)
+        for path in (b"/health", b"/v1/models", b"/v1/models/nobody"):
+            heads = []
+            for method in (b"GET", b"HEAD"):
+                writer.write(HEALTH.replace(b"GET /health", method + b" " + path))
+                head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)).lower()
+                heads.append((head.split(b"\r\n")[0], head.partition(b"content-length: ")[2].split(b"\r\n")[0]))
+                if method == b"GET":
+                    await reader.readexactly(int(heads[0][1]))
+            assert heads[0] == heads[1], (path, heads)
+
+
 async def test_a_connection_with_nothing_after_an_early_answer_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest that never comes has its time; once it came, the keep-alive time runs, as after any answer."""
     monkeypatch.setattr(serve, "KEEP_ALIVE_S", 0.2)

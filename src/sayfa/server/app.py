@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from sayfa.base.access import is_local
 from sayfa.base.clock import Clock
@@ -109,6 +110,11 @@ def create_app(
             include_in_schema=route.name not in ("openapi", "docs"),
             **describe.operation(route.name),
         )
+        if route.method == "GET":  # RFC 9110, 9.1: monitors and balancers ask so; uvicorn leaves the body out
+            app.add_api_route(
+                route.path, route.handler, methods=["HEAD"], name=route.name, response_model=None,
+                include_in_schema=False,
+            )  # fmt: skip
     app.openapi = lambda: describe.openapi(app)  # type: ignore[method-assign]
     protected = not is_local(options) if options.protect_metrics is None else options.protect_metrics
     open_names = OPEN_ROUTES if protected else OPEN_ROUTES | {"metrics"}
@@ -125,6 +131,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """Bring the router's own errors (404, 405) into the common form."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     headers = error.headers if isinstance(error, HTTPException) else None
+    if status == 405:  # the router names the methods of the first route with this path only
+        routes = [route for route in request.app.router.routes if route.matches(request.scope)[0] is not Match.NONE]
+        headers = {"allow": ", ".join(sorted({method for route in routes for method in route.methods}))}
     refusal = StatusError(status)
     request.app.state.context.refusals.note(Attempt.of(request.scope), refusal)
     return error_response(refusal, request.scope.get("sayfa.request_id", "-"), headers)
