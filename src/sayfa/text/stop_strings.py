@@ -5,6 +5,7 @@ that end at the same character, the longest. Text is held back only while it may
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from sayfa.base.faults import fault
 
@@ -59,8 +60,9 @@ class StopFinder:
         return None
 
 
+@lru_cache(maxsize=64)  # the answers of a request share theirs: a thousand of them took seconds and 300 MB
 def _fallbacks(stop: str) -> list[int]:
-    """Give for each beginning of `stop` the length of its longest proper beginning that is also its end."""
+    """Give for each beginning of `stop` the length of its longest proper beginning that is also its end. Only read."""
     table, state = [0] * len(stop), 0
     for at in range(1, len(stop)):
         while state and stop[state] != stop[at]:

@@ -6,6 +6,8 @@ import time
 import pytest
 
 from fakes.strings import random_string
+from sayfa.base.sampling_params import MAX_STOP_CHARS, MAX_STOP_STRINGS
+from sayfa.server.limits import MAX_ANSWERS
 from sayfa.text.detokenizer import Detokenizer
 
 
@@ -151,6 +153,20 @@ def test_offsets_point_at_where_each_token_begins_in_the_text_as_sent(seed: int)
     for piece, offset in zip(pieces, detokenizer.offsets, strict=False):
         assert offset == min(len(before.decode(errors="ignore")), len(sent))
         before += piece
+
+
+def test_t10_many_answers_prepare_their_stop_strings_once() -> None:
+    """As many as one request may ask for, with the most and longest stop strings: each did it anew, for 5 seconds."""
+    stops = ["a" * (MAX_STOP_CHARS - 1) + chr(ord("b") + index) for index in range(MAX_STOP_STRINGS)]
+    vocabulary = ByteTokens()
+    start = time.process_time()
+    answers = [Detokenizer(vocabulary, stops) for _ in range(MAX_ANSWERS)]
+    spent = time.process_time() - start
+    assert spent < 1, f"{spent:.1f} s of CPU"
+    ends = [vocabulary.ids(stop.encode()) for stop in stops]
+    for index, answer in enumerate(answers):  # what they share is not written to
+        assert answer.push(vocabulary.ids(b"xa"))[0] == "x"
+        assert answer.push(ends[index % len(ends)]) == ("a", True)
 
 
 def test_the_cost_of_a_token_does_not_grow_with_the_text() -> None:
