@@ -127,6 +127,8 @@ MUTANTS = (
            "test_t14_long_text_is_rendered_in_another_thread_wherever_it_stands[many messages]", "come to"),
     Mutant("long work is done while all wait", "server/context.py", "if size <= INLINE_SIZE:", "if True:",
            "http/test_long_work.py::test_t14_long_work_leaves_the_event_loop", r"assert all\("),
+    Mutant("little works add up while all wait", "server/context.py", "if self._inline_size > INLINE_SIZE:", "if False:",
+           "http/test_long_work.py::test_t14_much_work_in_small_pieces_gives_the_others_their_turn", r"assert \d+ <="),
     Mutant("each control token copies the rest of the text", "text/plain_text.py",
            "while token.rstrip and text[at : at + 1].isspace():", "while token.rstrip and text[at:][:1].isspace():",
            "unit/text/test_tokenizer_files.py::"

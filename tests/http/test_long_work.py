@@ -1,11 +1,14 @@
 """T14: what goes through a long text or through many ids leaves the event loop, in every route that takes such."""
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from http_support import SayingEngine, chat_body, serving, text_body
+
+from sayfa.server.context import INLINE_SIZE
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 LONG = "a b " * 1250
@@ -64,3 +67,34 @@ async def test_short_work_is_done_at_once(path: str, body: dict[str, Any], monke
     done = await sizes_of(path, body, monkeypatch)
     assert done
     assert not any(elsewhere for _, elsewhere in done)
+
+
+async def test_t14_much_work_in_small_pieces_gives_the_others_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 32 answers each has less than a thread is worth; together they held everybody up for seconds."""
+    since_turn, most, ended = 0, 0, False
+    async with serving(SayingEngine(max_model_len=8000)) as (client, app):
+        text_work = app.state.context.text_work
+
+        async def noted(size: int, work: Callable[[], Any]) -> Any:
+            def counted() -> Any:
+                nonlocal since_turn, most
+                since_turn += size
+                most = max(most, since_turn)
+                return work()
+
+            return await text_work(size, counted)
+
+        async def take_turns() -> None:
+            nonlocal since_turn
+            while not ended:
+                since_turn = 0
+                await asyncio.sleep(0)
+
+        monkeypatch.setattr(app.state.context, "text_work", noted)
+        others = asyncio.create_task(take_turns())
+        body = text_body(prompt=[IDS[:400]] * 4, n=8, max_tokens=1, echo=True, logprobs=0)
+        response = await client.post(TEXT, json=body)
+        ended = True
+        await others
+    assert response.status_code == 200, response.text
+    assert most <= 2 * INLINE_SIZE
