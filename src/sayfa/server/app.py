@@ -100,21 +100,7 @@ def create_app(
     )  # fmt: skip
     app.state.context = context
     for route in ROUTES:
-        app.add_api_route(
-            route.path,
-            route.handler,
-            methods=[route.method],
-            name=route.name,
-            operation_id=f"{route.name}_{route.method.lower()}" if route.name == "ping" else route.name,
-            response_model=None,
-            include_in_schema=route.name not in ("openapi", "docs"),
-            **describe.operation(route.name),
-        )
-        if route.method == "GET":  # RFC 9110, 9.1: monitors and balancers ask so; uvicorn leaves the body out
-            app.add_api_route(
-                route.path, route.handler, methods=["HEAD"], name=route.name, response_model=None,
-                include_in_schema=False,
-            )  # fmt: skip
+        _add(app, route)
     app.openapi = lambda: describe.openapi(app)  # type: ignore[method-assign]
     protected = not is_local(options) if options.protect_metrics is None else options.protect_metrics
     open_names = OPEN_ROUTES if protected else OPEN_ROUTES | {"metrics"}
@@ -125,6 +111,23 @@ def create_app(
         origins=options.cors_origins,
     )  # fmt: skip
     return app
+
+
+def _add(app: FastAPI, route: RouteSpec) -> None:
+    app.add_api_route(
+        route.path,
+        route.handler,
+        methods=[route.method],
+        name=route.name,
+        operation_id=f"{route.name}_{route.method.lower()}" if route.name == "ping" else route.name,
+        response_model=None,
+        include_in_schema=route.name not in ("openapi", "docs"),
+        **describe.operation(route.name),
+    )
+    if route.method == "GET":  # RFC 9110, 9.1: monitors and balancers ask so; uvicorn leaves the body out
+        app.add_api_route(
+            route.path, route.handler, methods=["HEAD"], name=route.name, response_model=None, include_in_schema=False
+        )
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
