@@ -18,6 +18,9 @@ _KV_BYTES: dict[str, tuple[int, int]] = {"float32": (4, 0), "bfloat16": (2, 0), 
 MARGIN_BYTES = 256 << 20
 RESERVED_PAGES = 1
 
+MAX_SLOTS = 2**31 - 1
+"""A token's place is one 32-bit number, page × page size + offset; beyond this it would name another page."""
+
 
 def weight_bytes(rows: int, columns: int, type_name: str) -> int:
     """Bytes of a matrix [rows, columns] as a file of this type holds it. Raises ModelError for an unknown type."""
@@ -82,7 +85,8 @@ def plan_memory(
     """Turn a budget for pages into a plan, each part counted separately.
 
     most_tokens: tokens that can ever be in use at once (`--max-num-seqs` × `--max-model-len`); more pages than these
-    need are not taken. Raises ModelError if the budget does not hold even one page beside the reserved one.
+    need are not taken. Raises ModelError if the budget does not hold even one page beside the reserved one, or if the
+    pages have more slots than MAX_SLOTS.
     """
     wanted = pages_for(most_tokens, page_size) + RESERVED_PAGES
     num_pages = min(wanted, pages_bytes // bytes_per_page)
@@ -91,6 +95,13 @@ def plan_memory(
             f"{pages_bytes} bytes for the KV cache hold {pages_bytes // bytes_per_page} pages of {bytes_per_page} "
             "bytes, but at "
             f"least {RESERVED_PAGES + 1} are needed; raise --kv-cache-memory or --kv-cache-memory-share, or free memory"
+        )
+    if num_pages * page_size > MAX_SLOTS:
+        most_bytes = MAX_SLOTS // page_size * bytes_per_page
+        raise ModelError(
+            f"the KV cache would have {num_pages} pages of {page_size} tokens, {num_pages * page_size} in all, but at "
+            f"most {MAX_SLOTS} can be told apart; lower --max-num-seqs or --max-model-len, or set --kv-cache-memory to "
+            f"{most_bytes} or less"
         )
     return MemoryPlan(
         weights_bytes=weights_bytes,

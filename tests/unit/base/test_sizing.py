@@ -69,6 +69,22 @@ def test_a_budget_below_two_pages_is_refused_with_the_way_out():
         )
 
 
+def test_more_slots_than_32_bits_can_number_are_refused_with_the_way_out():
+    """One page more would give its tokens negative slots, which name other sequences' pages."""
+
+    def plan(page_size: int, num_pages: int):
+        return plan_memory(
+            weights_bytes=0, buffers_bytes=0, bytes_per_page=640, page_size=page_size, pages_bytes=640 * num_pages,
+            most_tokens=2**40,
+        )  # fmt: skip
+
+    for page_size in (16, 32, 64):
+        most = (2**31 - 1) // page_size
+        assert plan(page_size, most).num_pages == most
+        with pytest.raises(ModelError, match=rf"{most + 1} pages of {page_size} .* --kv-cache-memory to {640 * most} "):
+            plan(page_size, most + 1)
+
+
 def test_the_budget_counts_buffers_and_margin_and_is_never_negative():
     assert pages_budget_bytes(1000, 0.5, 100, margin_bytes=50) == 350
     assert pages_budget_bytes(1000, 0.5, 600, margin_bytes=50) == 0
