@@ -5,7 +5,8 @@
 // - keys are cut into blocks of kBlock at absolute positions; a block has its own largest score m, sum l and weighted
 //   values acc; blocks are folded in ascending order, always;
 // - a score is one chain over the dims, a weighted value one chain over the block's tokens, whatever the tile's size;
-// - keys outside a row's range get weight 0, which changes nothing, and are never multiplied with unwritten memory.
+// - keys outside a row's range get weight 0, which changes nothing where values are finite (where not: sum_own_values in
+//   paged_attention.cpp), and are never multiplied with unwritten memory.
 // Block-wise softmax with a running fold: Milakov and Gimelshein 2018; Dao 2023 (FlashAttention-2).
 #pragma once
 
@@ -292,6 +293,17 @@ inline void fold(RowState& total, float* total_acc, const RowState& block, const
   total.largest = largest;
   for (int64_t d = 0; d < dim; d += W)
     vstore(total_acc + d, vfma(vload(total_acc + d), old, vload(block_acc + d) * now));
+}
+
+// Whether none of the numbers is NaN or infinite: times 0, those are NaN. count is a multiple of 16.
+inline bool all_finite(const float* x, int64_t count) {
+  constexpr int kChains = 16 / W;
+  Vf chain[kChains] = {};
+  for (int64_t i = 0; i < count; i += 16)
+#pragma GCC unroll 4
+    for (int c = 0; c < kChains; ++c) chain[c] = vfma(vload(x + i + c * W), vzero(), chain[c]);
+  for (int c = 1; c < kChains; ++c) chain[0] = chain[0] + chain[c];
+  return hsum(chain[0]) == 0;
 }
 
 // int8 → bf16, exactly; fetches `ahead` meanwhile. count is a multiple of 128.

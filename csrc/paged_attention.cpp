@@ -100,6 +100,21 @@ class Attention {
     hi = hi > kBlock ? kBlock : hi;
   }
 
+  // Those of its token `t`: none where hi <= lo.
+  void row_span(const QueryTile& tile, int32_t t, int32_t block, int32_t& lo, int32_t& hi) const {
+    hi = batch_.positions[token_of(tile, t)] + 1 - block * kBlock;
+    lo = args_.window > 0 && hi > args_.window ? hi - args_.window : 0;
+    hi = hi > kBlock ? kBlock : hi;
+  }
+
+  // Whether all of its tokens see the keys [lo, hi) of a block: then the first one and the last one do.
+  bool every_row_spans(const QueryTile& tile, int32_t block, int32_t lo, int32_t hi) const {
+    int32_t first_lo, first_hi, last_lo, last_hi;
+    row_span(tile, 0, block, first_lo, first_hi);
+    row_span(tile, tile.tokens - 1, block, last_lo, last_hi);
+    return first_hi >= hi && last_lo <= lo;
+  }
+
   void find_pages(const Piece& piece, int32_t block, BlockPages& pages) const {
     int32_t lo, hi;
     span(*piece.tile, block, lo, hi);
@@ -152,7 +167,9 @@ class Attention {
     const int32_t rows = piece.tile->tokens * piece.heads;
     score(rows, lo, hi, pages, next);
     weigh(piece, block, lo, hi);
-    sum_values(rows, lo, hi, pages, next);
+    sum_values(0, rows, lo, hi, pages, next);
+    if (!kScaled && !every_row_spans(*piece.tile, block, lo, hi) && !all_finite(block_acc_, rows * shape_.dim))
+      sum_own_values(piece, block, pages, next);
     const QueryTile& tile = *piece.tile;
     const int64_t dim = shape_.dim;
     for (int32_t r = 0; r < rows; ++r) {
@@ -193,12 +210,10 @@ class Attention {
   }
 
   void weigh(const Piece& piece, int32_t block, int32_t lo, int32_t hi) {
-    const int32_t first = lo / W / 4 * 4, last = (hi + 4 * W - 1) / (4 * W) * 4, start = block * kBlock;
+    const int32_t first = lo / W / 4 * 4, last = (hi + 4 * W - 1) / (4 * W) * 4;
     for (int32_t t = 0; t < piece.tile->tokens; ++t) {
-      const int32_t position = batch_.positions[token_of(*piece.tile, t)];
-      int32_t row_hi = position + 1 - start, row_lo = args_.window > 0 ? position + 1 - args_.window - start : 0;
-      row_hi = row_hi > kBlock ? kBlock : row_hi;
-      row_lo = row_lo < 0 ? 0 : row_lo;
+      int32_t row_lo, row_hi;
+      row_span(*piece.tile, t, block, row_lo, row_hi);
       for (int32_t h = 0; h < piece.heads; ++h) {
         const int32_t r = t * piece.heads + h;
         softmax_row<Pairs, kScaled>(scores_ + r * kScoreStride, weights_ + r * kStride, first, last, row_lo, row_hi,
@@ -207,9 +222,9 @@ class Attention {
     }
   }
 
-  // Weighted values of a block. Pairs of tokens start at lo rounded down (a written token: it is before the tile's
-  // window) and stop at hi, which is never passed: what lies behind it may be unwritten.
-  void sum_values(int32_t rows, int32_t lo, int32_t hi, const BlockPages& pages, const BlockPages& next) {
+  // Weighted values of a block for some rows. Pairs of tokens start at lo rounded down (a written token: it is before the
+  // tile's window, by one) and stop at hi, which is never passed: what lies behind it may be unwritten.
+  void sum_values(int32_t first_row, int32_t rows, int32_t lo, int32_t hi, const BlockPages& pages, const BlockPages& next) {
     const int32_t size = args_.layer.page_size, pairs_in_page = size / 2, end = hi / 2;
     const int32_t begin = lo / 2;
     Run runs[kMaxPages];
@@ -228,7 +243,23 @@ class Attention {
                  end - start < pairs_in_page ? end - start : pairs_in_page};
     }
     const Right right = {runs, pages.count, hi % 2 == 1, 2 * element * at_.dim};
-    product_all<Pairs>(rows, 0, static_cast<int>(at_.dim / W), weights_ + begin * 2, right, block_acc_, shape_.dim);
+    product_all<Pairs>(rows, 0, static_cast<int>(at_.dim / W), weights_ + first_row * kStride + begin * 2, right,
+                       block_acc_ + first_row * shape_.dim, shape_.dim);
+  }
+
+  // A weight of 0 does not silence a value that is NaN or infinite. Where one may have reached rows to whose range it does not
+  // belong, all are summed again, each over its own keys alone. (int8 pages hold no such values, only such scales, which are masked.)
+  void sum_own_values(const Piece& piece, int32_t block, const BlockPages& pages, const BlockPages& next) {
+    for (int32_t t = 0; t < piece.tile->tokens; ++t) {
+      int32_t row_lo, row_hi;
+      row_span(*piece.tile, t, block, row_lo, row_hi);
+      if (row_lo >= row_hi) continue;
+      BlockPages own;
+      own.first = row_lo / args_.layer.page_size;
+      own.count = (row_hi + args_.layer.page_size - 1) / args_.layer.page_size - own.first;
+      std::copy_n(pages.head + own.first - pages.first, own.count, own.head);
+      for (int32_t h = 0; h < piece.heads; ++h) sum_values(t * piece.heads + h, 1, row_lo, row_hi, own, next);
+    }
   }
 
   // ---------------------------------------------------------------------------------------------- results

@@ -105,6 +105,32 @@ def test_a_long_context_split_over_threads_keeps_its_bits(isa: str, kv_type: str
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kv_type", KV_TYPES)
+@pytest.mark.parametrize("window", [0, 50])
+def test_a_broken_number_reaches_later_rows_only_however_a_prompt_is_cut(isa: str, kv_type: str, window: int) -> None:
+    """NaN and infinity in a key or value: rows before it, and behind its window, keep the bits of a sound prompt.
+
+    A value is dropped with its pair of tokens, so that it may be met by the first row behind its window.
+    """
+    rng = np.random.default_rng(window)
+    for which, bad in (("value", np.nan), ("value", -np.inf), ("key", np.nan)):
+        for place in (100, 257):
+            layer = Layer(2, 40, 16, kv_type, [600], seed=51)
+            data = Sequences.random(layer, 6, seed=52)
+            call = AttentionStep(layer, 6, isa=isa, window=window)
+            sound = outputs(layer, call, data, [[(0, 0, 600)]])[0]
+            getattr(data, which)[0][place, 3] = bad
+            want = outputs(layer, call, data, [[(0, 0, 600)]])[0]
+            same_bits(want[:place], sound[:place], f"{isa} {kv_type} {which} {bad} rows before {place}")
+            assert not np.isfinite(want[place : place + (window or 600)]).all(axis=1).any()
+            if window:
+                behind = place + window + 1
+                same_bits(want[behind:], sound[behind:], f"{isa} {kv_type} {which} {bad} rows from {behind} on")
+            got = outputs(layer, call, data, random_cuts(rng, [600]))[0]
+            assert np.array_equal(got, want, equal_nan=True), f"{isa} {kv_type} {which} {bad}: the cut is seen"
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_type", KV_TYPES)
 def test_where_the_pages_lie_does_not_matter(isa: str, kv_type: str) -> None:
     results = []
     for order in range(3):
