@@ -206,15 +206,9 @@ void bind_attention(nb::class_<Program>& c) {
         nb::arg("query"), nb::arg("out"), nb::arg("pages"), nb::arg("heads"), nb::arg("scale"), nb::arg("window"),
         nb::arg("max_tokens"), nb::arg("max_rows"), nb::arg("partials").none());
   c.def("attention_partials_bytes", [](const Program& p, PagesTuple pages, int heads, float scale, int window) {
-    const auto need = p.kernels().ops.attention_partials_bytes;
-    if (!need) throw std::invalid_argument("the native library was built without attention");
-    return need({{}, {}, layer_of(pages), heads, scale, window, nullptr, 0});
+    return p.kernels().ops.attention_partials_bytes({{}, {}, layer_of(pages), heads, scale, window, nullptr, 0});
   });
-  c.def("kv_page_bytes", [](const Program& p, PagesTuple pages) {
-    const auto need = p.kernels().ops.kv_page_bytes;
-    if (!need) throw std::invalid_argument("the native library was built without attention");
-    return need(layer_of(pages));
-  });
+  c.def("kv_page_bytes", [](const Program& p, PagesTuple pages) { return p.kernels().ops.kv_page_bytes(layer_of(pages)); });
   c.def("set_pages", [](Program& p, Pages& pages) {
     p.set_pages(pages.block.data(), pages.num_pages * pages.page_stride, static_cast<int32_t>(pages.num_pages));
   }, nb::keep_alive<1, 2>());
@@ -292,16 +286,6 @@ void bind_program(nb::module_& m) {
       nb::call_guard<nb::gil_scoped_release>());
 }
 
-// Which kernels a variant has: op kind -> whether its entry is filled.
-std::vector<std::pair<std::string, bool>> op_kinds(const std::string& isa) {
-  const Kernels& k = *kernels_or_throw(isa);
-  return {{"rms_norm", k.ops.rms_norm != nullptr}, {"head_norm", k.ops.head_norm != nullptr},
-          {"rope", k.ops.rope != nullptr},         {"kv_write", k.ops.kv_write != nullptr},
-          {"attention", k.ops.attention != nullptr}, {"act_mul", k.ops.act_mul != nullptr},
-          {"add", k.ops.add != nullptr},           {"gather", k.ops.gather != nullptr},
-          {"sample", k.ops.sample != nullptr},     {"embed", k.linear.embed != nullptr}};
-}
-
 void sample(Pool& pool, const std::string& isa, Address logits, int64_t stride, int num_rows, int vocab, Address temperature,
             Address top_p, Address min_p, Address top_k, Address uniform, Address token, Address num_top, int top_stride,
             Address logprob, Address rank, Address top_ids, Address top_logprobs) {
@@ -317,7 +301,6 @@ void sample(Pool& pool, const std::string& isa, Address logits, int64_t stride, 
                    at<int32_t>(top_k), at<double>(uniform), at<int32_t>(token), at<int32_t>(num_top), top_stride,
                    at<float>(logprob), at<int32_t>(rank), at<int32_t>(top_ids), at<float>(top_logprobs)},
                   kernels_or_throw(isa)->ops.sample};
-  if (!call.kernel) throw std::invalid_argument("the native library was built without sample");
   pool.reserve_scratch(kernels_or_throw(isa)->ops.sample_scratch_bytes(vocab));
   const Job job{&Call::run, &call};
   nb::gil_scoped_release released;
@@ -380,7 +363,6 @@ NB_MODULE(_native, m) {
   // collects what gc.freeze has put aside. That objects end with their last holder is tested (tests/native/test_endings.py).
   nb::set_leak_warnings(false);
   m.def("isas", &isas);
-  m.def("op_kinds", &op_kinds);
   m.def("usable_cores", &usable_cores);
   bind_memory(m);
   bind_weight(m);

@@ -10,40 +10,26 @@ namespace sayfa {
   Kernels kernels();      \
   }
 SAYFA_DECLARE(plain)
-#ifdef SAYFA_HAVE_ISA_avx2
 SAYFA_DECLARE(avx2)
 SAYFA_DECLARE(avx512)
 SAYFA_DECLARE(avx512bf16)
-#endif
 #undef SAYFA_DECLARE
 
 namespace {
 
+#if defined(__x86_64__)
 bool runs_avx2() {
-#ifdef SAYFA_HAVE_ISA_avx2
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-#else
-  return false;
-#endif
 }
 
 bool runs_avx512() {
-#ifdef SAYFA_HAVE_ISA_avx2
   return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512vnni");
-#else
-  return false;
-#endif
 }
 
-bool runs_avx512bf16() {
-#ifdef SAYFA_HAVE_ISA_avx2
-  return runs_avx512() && __builtin_cpu_supports("avx512bf16");
-#else
-  return false;
+bool runs_avx512bf16() { return runs_avx512() && __builtin_cpu_supports("avx512bf16"); }
 #endif
-}
 
 bool runs_plain() { return true; }
 
@@ -54,9 +40,13 @@ struct Variant {
 };
 
 const Variant variants[] = {
-#ifdef SAYFA_HAVE_ISA_avx2
+#ifdef SAYFA_HAVE_ISA_avx512bf16
     {"avx512bf16", avx512bf16::kernels, runs_avx512bf16},
+#endif
+#ifdef SAYFA_HAVE_ISA_avx512
     {"avx512", avx512::kernels, runs_avx512},
+#endif
+#ifdef SAYFA_HAVE_ISA_avx2
     {"avx2", avx2::kernels, runs_avx2},
 #endif
     {"plain", plain::kernels, runs_plain},

@@ -247,8 +247,9 @@ class Attention {
                        block_acc_ + first_row * shape_.dim, shape_.dim);
   }
 
-  // A weight of 0 does not silence a value that is NaN or infinite. Where one may have reached rows to whose range it does not
-  // belong, all are summed again, each over its own keys alone. (int8 pages hold no such values, only such scales, which are masked.)
+  // A weight of 0 does not silence a value that is NaN or infinite. Where one may have reached rows to whose range it does
+  // not belong, all are summed again, each over its own keys alone. (int8 pages hold no such values, only such scales,
+  // which are masked.)
   void sum_own_values(const Piece& piece, int32_t block, const BlockPages& pages, const BlockPages& next) {
     for (int32_t t = 0; t < piece.tile->tokens; ++t) {
       int32_t row_lo, row_hi;

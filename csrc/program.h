@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -36,11 +35,10 @@ class Program {
   const Kernels& kernels() const { return *kernels_; }
   const std::shared_ptr<Pool>& pool() const { return pool_; }
 
-  // Appends an op; throws std::invalid_argument when this build lacks its kernel.
+  // Appends an op.
   template <class Args>
   void add(const char* kind, void (*kernel)(const Args&, const Batch&, const Worker&), const Args& args,
            RowRange range) {
-    if (!kernel) throw std::invalid_argument(std::string("the native library was built without ") + kind);
     auto bound = std::make_shared<Bound<Args>>(Bound<Args>{args, kernel});
     ops_.push_back({kind, bound, {&Bound<Args>::call, bound.get()}, range});
     active_.reserve(ops_.size());

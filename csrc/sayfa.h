@@ -32,7 +32,7 @@ struct SharedRun {
 struct Batch {
   const int32_t* token_ids;    // [T]
   const int32_t* positions;    // [T]
-  const int32_t* slots;        // [T] page * page_size + offset; the plan of the pages sees that it fits (base/sizing.py)
+  const int32_t* slots;        // [T] page * page_size + offset; base/sizing.py sees that it fits 32 bits
   const int32_t* query_start;  // [S + 1]
   const int32_t* context_len;  // [S]
   const int32_t* page_table;   // [S, P] row-major

@@ -1,4 +1,4 @@
-// Fills the function table of one instruction-set variant. Sources that are not there leave their entries null.
+// Fills the function table of one instruction-set variant.
 #include "kernels.h"
 #include "ops.h"
 
@@ -13,27 +13,19 @@ namespace {
 
 OpTable ops() {
   OpTable table{};
-#ifdef SAYFA_HAVE_SMALL_OPS
   table.rms_norm = rms_norm;
   table.head_norm = head_norm;
   table.rope = rope;
   table.act_mul = act_mul;
   table.add = add;
   table.gather = gather;
-#endif
-#ifdef SAYFA_HAVE_KV_WRITE
   table.kv_write = kv_write;
-#endif
-#ifdef SAYFA_HAVE_PAGED_ATTENTION
   table.attention = attention;
   table.attention_scratch_bytes = attention_scratch_bytes;
   table.attention_partials_bytes = attention_partials_bytes;
   table.kv_page_bytes = kv_page_bytes;
-#endif
-#ifdef SAYFA_HAVE_SAMPLE
   table.sample = sample;
   table.sample_scratch_bytes = sample_scratch_bytes;
-#endif
   return table;
 }
 

@@ -159,8 +159,8 @@ uint64_t Pool::await_change(uint64_t seen, int spins) {
   return gate;
 }
 
-// Leaves the job that was entered at gate `entered`. The last one out opens the next job and is inside it already: true. Others wait for
-// the next job: false. `entered` becomes the gate as it is then.
+// Leaves the job that was entered at gate `entered`. The last one out opens the next job and is inside it already: true.
+// Others wait for the next job: false. `entered` becomes the gate as it is then.
 bool Pool::leave(uint64_t& entered) {
   uint64_t gate = gate_.value.load(std::memory_order_relaxed);
   uint64_t after;

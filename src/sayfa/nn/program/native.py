@@ -38,7 +38,6 @@ from sayfa.nn.program.program import (
     InputBatch,
     KvWrite,
     Linear,
-    Op,
     Program,
     RmsNorm,
     Rope,
@@ -56,20 +55,12 @@ _MAX_INT32 = 2**31 - 1
 _POPULATED_BYTES = 512 << 20  # all could be most of the machine's memory, which others may use until we do
 _PIECE_BYTES = 2 << 20  # a huge page: 4 ms where the system takes memory from its host first
 
-_KINDS: dict[type[Op], str] = {
-    Embed: "embed", RmsNorm: "rms_norm", HeadNorm: "head_norm", Rope: "rope", KvWrite: "kv_write",
-    Attention: "attention", ActMul: "act_mul", Add: "add", Gather: "gather",
-}  # fmt: skip
-
 
 def why_not(program: Program) -> str | None:
     """A sentence saying why this program cannot run natively, or None if it can."""
     if library is None:
         return f"the native library is not there ({missing_because}); install a C++ compiler and Sayfa again"
-    missing = {kind for kind, there in library.op_kinds("") if not there}
     for op in program.ops:
-        if _KINDS.get(type(op)) in missing:
-            return f"the native library was built without {_KINDS[type(op)]}"
         if isinstance(op, (Linear, Embed)):
             weight = op.weight if isinstance(op, Linear) else op.table
             for piece in weight.pieces:
