@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sayfa import _native
+
 ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 CMAKE = shutil.which("cmake", path=str(Path(sys.executable).parent)) or shutil.which("cmake")
@@ -27,9 +29,12 @@ sys.exit(pytest.main(sys.argv[2:]))
 
 
 def _build(folder: Path) -> Path:
+    """Only what this machine can run: with the sanitizers each instruction set takes minutes to compile."""
+    runnable = ";".join(isa for isa in _native.isas() if isa != "plain")
     configure = [
         str(CMAKE), "-S", str(ROOT), "-B", str(folder), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
-        "-DSAYFA_SANITIZE=ON", f"-DSAYFA_OUTPUT={folder}/out", f"-DPython_EXECUTABLE={sys.executable}",
+        "-DSAYFA_SANITIZE=ON", f"-DSAYFA_X86_ISAS={runnable}", f"-DSAYFA_OUTPUT={folder}/out",
+        f"-DPython_EXECUTABLE={sys.executable}",
     ]  # fmt: skip
     for command in (configure, [str(CMAKE), "--build", str(folder)]):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -46,7 +51,7 @@ def _runtime(name: str) -> str:
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(COMPILER is None or CMAKE is None, reason="no C++ compiler or no cmake")
 def test_native_tests_pass_under_sanitizers(tmp_path):
-    """No byte outside an array, nothing that C++ leaves undefined, in any kernel of any instruction set."""
+    """No byte outside an array, nothing that C++ leaves undefined, in any kernel that this machine can run."""
     library = _build(tmp_path / "build")
     runtimes = [_runtime(name) for name in RUNTIMES]
     tests = [str(path) for path in sorted(Path(__file__).parent.glob("test_*.py")) if path.name != Path(__file__).name]
