@@ -1,4 +1,4 @@
-"""R13: a repeated numerical error turns readiness red, a single one does not; liveness stays green."""
+"""R13: repeated failures in computing turn readiness red, a single one does not; liveness stays green."""
 
 import asyncio
 import logging
@@ -91,16 +91,20 @@ def test_memory_is_bounded(trust: Trust, clock: FakeClock) -> None:
 
 
 class SpoiledEngine(SayingEngine):
-    """Numbers are not finite for each request of priority 1."""
+    """Each request of priority 1 fails in computing."""
+
+    failure = ""
 
     def _output(self, request: Request, branch: int, answer: list[int], step: int) -> EngineOutput:
         if request.priority == 1:
-            return EngineOutput(id=request.id, branch=branch, finish="error", error="nan", error_code="numerical_error")
+            return EngineOutput(id=request.id, branch=branch, finish="error", error="no", error_code=self.failure)
         return super()._output(request, branch, answer, step)
 
 
-async def test_readiness_metrics_and_liveness_of_a_server() -> None:
+@pytest.mark.parametrize(("failure", "num_numerical"), [("numerical_error", 4), ("step_failed", 0)])
+async def test_readiness_metrics_and_liveness_of_a_server(failure: str, num_numerical: int) -> None:
     engine = SpoiledEngine(**{"max_queued_requests": make_info().max_queued_requests})
+    engine.failure = failure
     app = create_app(engine, text_tools(), ServerOptions(log_stats_interval=0.0), [MODEL])
     transport = httpx2.ASGITransport(app=app)
     async with (
@@ -112,7 +116,7 @@ async def test_readiness_metrics_and_liveness_of_a_server() -> None:
             body = {"model": MODEL, "prompt": prompt, "max_tokens": 2, "priority": int(spoiled)}
             answer = await http.post("/v1/completions", json=body)
             assert (answer.status_code == 500) == spoiled
-            assert not spoiled or answer.json()["error"]["code"] == "numerical_error"
+            assert not spoiled or answer.json()["error"]["code"] == failure
             return answer.status_code
 
         async def state() -> tuple[int, str, int]:
@@ -132,4 +136,4 @@ async def test_readiness_metrics_and_liveness_of_a_server() -> None:
         await ask("still served", False)
         page = (await http.get("/metrics")).text
         count = next(line for line in page.splitlines() if line.startswith("sayfa:numerical_errors_total{"))
-        assert float(count.split()[-1]) == 4
+        assert float(count.split()[-1]) == num_numerical

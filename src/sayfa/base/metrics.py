@@ -110,7 +110,7 @@ METRICS: dict[str, Metric] = {
                  "finished_reason", known=ENDINGS),
         _counter("numerical_errors", "Requests that ended because the model gave numbers that are not finite",
                  alias=False),
-        _gauge("degraded", "1 while repeated numerical errors make the server not ready, else 0"),
+        _gauge("degraded", "1 while repeated failures in computing make the server not ready, else 0"),
         _counter("prompt_tokens", "Prompt tokens of ended requests, in tokens"),
         _counter("prompt_tokens_cached", "Of these, tokens that came from the prefix cache"),
         _counter("generation_tokens", "Tokens generated"),

@@ -22,6 +22,7 @@ from sayfa.server.answer import Branch, Piece, echo_prompt
 from sayfa.server.books import Record, Usage
 from sayfa.server.context import ServerContext
 from sayfa.server.errors import DeadlinePassedError, ErrorAnswer, log_bug, to_answer
+from sayfa.server.trust import FAILURES
 
 MAX_UNREAD_PIECES = 64
 """Of all prompts of a request together; what is behind that stays in the mailboxes, where it is counted."""
@@ -180,9 +181,10 @@ class Generation:
 
     def _check_end(self, output: EngineOutput, request: Request) -> None:
         """Raise for the endings that are no answers."""
-        if output.error_code == "numerical_error":
+        if output.error_code in FAILURES:
             self._context.trust.note_error(request)
-            self._context.metrics.numerical_error()
+            if output.error_code == "numerical_error":
+                self._context.metrics.numerical_error()
         elif output.finish in ("stop", "length"):
             self._context.trust.note_end()
         if output.finish == "deadline":

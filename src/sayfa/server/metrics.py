@@ -173,7 +173,7 @@ class ServerMetrics:
 
     @_harmless
     def degraded(self, is_so: bool) -> None:
-        """Whether repeated numerical errors make the server not ready."""
+        """Whether repeated failures in computing make the server not ready."""
         self._family("degraded").set(is_so)
 
     @_harmless

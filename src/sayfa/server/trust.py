@@ -1,11 +1,12 @@
-"""Whether the weights in memory can be trusted: a repeated numerical error makes the server not ready.
+"""Whether the engine can be trusted: repeated failures in computing make the server not ready.
 
-Called by `generate` at each numerical error and each answer, by `health` and the page of metrics. One request with
-numbers that are not finite may be a matter of that request; several of different content are a matter of the weights
-(a bad bit in memory, a damaged file), and whatever such a model says is doubtful. Knows no HTTP.
+Called by `generate` at each such failure and each answer, by `health` and the page of metrics. One request with numbers
+that are not finite, or that fails its step, may be a matter of that request; several of different content are a matter
+of the weights (a bad bit in memory, a damaged file) or of an engine that is broken, and whatever it says is doubtful.
+Knows no HTTP.
 
 The rule: not ready while, of the requests that ended in the last ten minutes on this start of the engine, three of
-different content had a numerical error, and they are at least one in ten. So one request that is sent again and again
+different content failed in computing, and they are at least one in ten. So one request that is sent again and again
 proves nothing, nor do a few strange ones among thousands. Requests that come all the same are served. It is over when
 the engine is started anew, since it reads its weights again, or ten minutes after the errors.
 """
@@ -23,6 +24,8 @@ log = logging.getLogger("sayfa.server")
 WINDOW_S = 600.0
 MIN_CONTENTS = 3
 MIN_SHARE = 0.1
+FAILURES = ("numerical_error", "step_failed")
+"""Codes of the failures that count; all others are somebody's wish or a matter of time."""
 MAX_REMEMBERED = 1000
 """Contents of errors kept at most; more of them change nothing."""
 _BUCKET_S = 10.0
@@ -38,7 +41,7 @@ class _Bucket:
 
 
 class Trust:
-    """Remembers the numerical errors of the last ten minutes. Each time is on the monotonic clock."""
+    """Remembers the failures of the last ten minutes. Each time is on the monotonic clock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -51,7 +54,7 @@ class Trust:
         self._note(0)
 
     def note_error(self, request: Request) -> None:
-        """A request ended with a numerical error."""
+        """A request failed in computing."""
         self._errors.append((self._clock.monotonic(), content_hash(request)))
         self._note(1)
         self.why_not()  # so that the log tells at once
@@ -71,7 +74,7 @@ class Trust:
         self._told = False
 
     def why_not(self) -> str:
-        """A sentence if the weights are not to be trusted, else the empty string."""
+        """A sentence if the engine is not to be trusted, else the empty string."""
         if not self._errors:
             return self._tell("")
         self._forget(self._clock.monotonic())
@@ -82,8 +85,8 @@ class Trust:
             return self._tell("")
         return self._tell(
             f"{num_errors} of {num_ended} requests within {WINDOW_S / 60:.0f} minutes, {contents} of them with "
-            "different content, ended with numbers that are not finite; the weights in memory may be damaged: "
-            "restart the server, and compare the model's files with their checksums"
+            "different content, failed in computing (a step that raises, or numbers that are not finite); the weights "
+            "in memory may be damaged: restart the server, and compare the model's files with their checksums"
         )
 
     def _forget(self, now_s: float) -> None:
@@ -98,5 +101,5 @@ class Trust:
             if reason:
                 log.error("not ready any more: %s", reason)
             else:
-                log.warning("ready again: few or no numerical errors in the last %.0f minutes", WINDOW_S / 60)
+                log.warning("ready again: few or no failures in computing in the last %.0f minutes", WINDOW_S / 60)
         return reason
