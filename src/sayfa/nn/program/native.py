@@ -99,11 +99,14 @@ class NativeExecutor:
             raise ModelError(reason)
         _check_choice("kv type", kv_type, _KV_TYPES)
         _check_choice("dtype", dtype, FLOAT_PANELS)
-        _check_choice("instruction set", isa or isas()[0], isas())
+        self._isa = isa or isas()[0]
+        if self._isa not in isas():
+            raise ModelError(
+                f"this processor cannot run the instruction set {isa!r}; choose one of {', '.join(isas())}"
+            )
         if page_size not in _PAGE_SIZES:
             raise ModelError(f"page size {page_size} cannot be served natively; choose one of 16, 32, 64")
         self._program = program
-        self._isa = isa or isas()[0]
         self._pool = make_pool(threads)
         self._native = library.Program(self._pool, self._isa)
         self._page = (page_size, _KV_TYPES[kv_type])
