@@ -88,8 +88,8 @@ class FairPolicy(PriorityPolicy):
     A request's start tag is the later of the virtual time and its tenant's last finish tag; the finish tag adds the
     request's cost over the weight: prompt tokens, and for each branch the tokens it asks for, but no more than answers
     have on average (few say how long an answer they expect). Branches of one request stand behind each other by that,
-    so that n answers are n turns. When a branch ends, what it had more or less than that
-    is settled with its tenant's next request. Tags are ordered in whole tokens.
+    so that n answers are n turns. When a branch ends, what it had more or less than that is settled with its tenant's
+    next request. Tags are ordered in whole tokens.
     """
 
     def __init__(self, weights: dict[str, float] | None = None, class_lead_tokens: int = CLASS_LEAD * 512) -> None:
@@ -99,8 +99,8 @@ class FairPolicy(PriorityPolicy):
         self._now = 0
         self._latest = 0
         """Latest start tag that was served."""
-        self._due: dict[int, int] = {}
-        """Start tag of the next branch of each request that has entered and has further ones, by its number."""
+        self._due: dict[int, tuple[int, int]] = {}
+        """(class, start tag) of the next branch of each request that has entered and has more, by its number."""
         self._mean_output = float(FIRST_OUTPUT_GUESS)
 
     def order(self, state: RequestState) -> int:
@@ -127,10 +127,10 @@ class FairPolicy(PriorityPolicy):
         tag = self._start(state) + sequence.branch * state.stride
         self._latest = max(self._latest, tag)
         if sequence.branch + 1 < state.params.n:
-            self._due[state.number] = tag + state.stride
+            self._due[state.number] = state.request.priority, tag + state.stride
         else:
             self._due.pop(state.number, None)
-        self._set_now()
+        self._move_on(state.request.priority)
 
     def ended(self, sequence: Sequence) -> None:
         """Settle what the branch had against what was expected of it."""
@@ -145,17 +145,19 @@ class FairPolicy(PriorityPolicy):
             self._finish[tenant] = max(self._now, tag + owed)
         if state.open_branches == 1:  # its last
             self._due.pop(state.number, None)
-            self._set_now()
+            self._move_on(state.request.priority)
 
     def _start(self, state: RequestState) -> int:
         """Return the start tag of a request that has its place."""
         return state.order - state.request.priority * self.class_lead
 
-    def _set_now(self) -> None:
-        """Take the latest tag that was served, but none that is due: first branches enter before others' further ones
-        are born, and a newcomer must not stand behind all of those.
+    def _move_on(self, priority: int) -> None:
+        """Move the virtual time to the latest tag that was served, but not past one that is due in this class or a
+        better one: first branches enter before others' further ones are born, and a newcomer must not stand behind all
+        of those. Those of a worse class may be due for long; they hold nobody's time up.
         """
-        self._now = min((self._latest, *self._due.values()))
+        due = [tag for its_class, tag in self._due.values() if its_class <= priority]
+        self._now = max(self._now, min((self._latest, *due)))
 
     def _trim(self) -> None:
         """Forget tenants whose tag is past, and beyond a bound those that came longest ago."""

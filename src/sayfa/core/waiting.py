@@ -2,7 +2,7 @@
 
 Called by the scheduler only; must not know why somebody waits.
 
-Invariants: sorted by (order, arrival, branch); `num_tokens` is the sum of the waiting sequences' tokens;
+Invariants: sorted by `place`; `num_tokens` is the sum of the waiting sequences' tokens;
 `num_answers` counts them, with all branches for a request that has never run, of which only the first is here;
 `num_new` and `num_new_tokens` count only requests that have never run (those bound the queue: one that ran and was
 preempted is never refused); `num_new_of` counts them by tenant.

@@ -82,6 +82,34 @@ def test_one_tenant_is_served_first_come_first_served_in_classes() -> None:
     assert queue_of(*states) == ["1", "2", "0", "3", "4", "5", "6", "7"]
 
 
+def test_further_answers_of_a_worse_class_hold_nobody_s_time_up() -> None:
+    """They may be due for long; until then who comes anew would get all that the others had as credit."""
+    policy = FairPolicy()
+    policy.entered(state(policy, 0, tenant="slow", priority=100, n=2, max_tokens=6).branch(0))
+    for number in range(1, 100):
+        policy.entered(state(policy, number, tenant="a", max_tokens=6).branch(0))
+    a, *others = [state(policy, number, tenant="ab"[number > 100], max_tokens=6) for number in range(100, 150)]
+    assert sum(other.order < a.order for other in others) == 1
+
+
+def test_time_never_runs_backwards() -> None:
+    """Of a worse class somebody with an early tag enters late, and has further answers."""
+    rng = random.Random(3)
+    policy = FairPolicy(class_lead_tokens=50)
+    states = [
+        state(policy, number, tenant=rng.choice("abc"), priority=rng.randrange(4), n=rng.randrange(1, 5), max_tokens=6)
+        for number in range(200)
+    ]
+    for one in sorted(states, key=lambda one: (one.order, one.number)):
+        before = policy._now
+        policy.entered(one.branch(0))
+        assert policy._now >= before
+        if rng.random() < 0.5:
+            end(one, 3)
+            policy.ended(one.branches[0])
+        assert policy._now >= before
+
+
 def end(one: RequestState, num_output: int) -> None:
     sequence = one.branches[0]
     sequence.tokens += [0] * num_output
