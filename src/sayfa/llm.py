@@ -122,21 +122,24 @@ class LLM:
         job = self._chat_job(messages, params)
         request = job.request(self._new_id())
         try:
-            with self._open.turn:
-                while not self._open.enter(request, job):
-                    self._open.step()
+            waits = True
+            while waits:
+                with self._open.turn:
+                    waits = not self._open.enter(request, job)
+                    if waits:
+                        self._open.step()
             given = 0
             while True:
                 with self._open.turn:  # others' steps may have brought it, so it is looked at before the next one
                     if len(job.text) == given and not job.done:
                         self._open.step()
-                text = job.text
+                    text, failure, done = job.text, job.failure, job.done
                 if len(text) > given:
                     yield text[given:]
                     given = len(text)
-                elif job.failure is not None:
-                    raise job.failure
-                elif job.done:
+                elif failure is not None:
+                    raise failure
+                elif done:
                     return
         finally:
             self._open.leave([request.id])
@@ -248,6 +251,8 @@ class _OpenJobs:
     @held_back()
     def enter(self, request: Request, job: Job) -> bool:
         """Queue a job's request; False if the queue is full and steps will make room. Raises as `Engine.add`."""
+        if self._left:  # by a thread that could not take its turn
+            self._free()
         self._at_work = True
         try:
             self._engine.add(request)

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -62,6 +63,24 @@ def test_calls_from_several_threads_give_what_each_gives_alone(llm):
     finally:
         sys.setswitchinterval(interval)
     assert not llm.engine.has_work
+
+
+def test_what_another_thread_s_step_brings_last_is_not_lost(llm, monkeypatch):
+    """It came between the look at the text and the look whether that was all."""
+    from sayfa.llm_jobs import Job
+
+    wish = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    ask = partial(llm.stream_chat, [{"role": "user", "content": "thread"}], wish)
+    alone = "".join(ask())
+
+    def failure_after_others_step(job):
+        if not llm._open.turn._is_owned():  # nobody's turn: whoever looks now may miss what others do
+            with llm._open.turn:
+                while not job.done:
+                    llm._open.step()
+
+    monkeypatch.setattr(Job, "failure", property(failure_after_others_step))
+    assert "".join(ask()) == alone
 
 
 def test_text_and_token_ids_as_prompts_are_the_same(llm):
