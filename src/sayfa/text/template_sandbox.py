@@ -36,11 +36,9 @@ def _words(text: str) -> frozenset[str]:
 
 
 # Filters of jinja that cost no more than what they are given, those that copy a text, and those that look at all items.
-_FREE_FILTERS = (
-    "abs", "count", "d", "default", "first", "items", "last", "length", "map", "reject", "rejectattr", "select",
-    "selectattr",
-)  # fmt: skip
+_FREE_FILTERS = _words("abs count d default first items last length map reject rejectattr select selectattr")
 _TEXT_FILTERS = ("capitalize", "float", "int", "lower", "reverse", "safe", "title", "trim", "upper")
+_QUICK_TESTS = _words("boolean defined false float integer iterable mapping none number sequence string true undefined")
 _LIST_FILTERS = ("dictsort", "groupby", "list", "max", "min", "sort", "unique")
 _STR_METHODS = _words(
     "capitalize count endswith find index isalnum isalpha isascii isdecimal isdigit islower isnumeric isspace istitle "
@@ -381,11 +379,19 @@ def _priced(node: nodes.Node) -> nodes.Node:
     stored = getattr(node, "ctx", "load") != "load"
     if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice) and not stored:
         return _call("sliced", [node]).set_lineno(node.lineno)
-    if isinstance(node, (nodes.Compare, nodes.Test)):
+    if isinstance(node, (nodes.Compare, nodes.Test)) and not _is_quick(node):
         return _call("compared", [node]).set_lineno(node.lineno)
     if isinstance(node, (nodes.List, nodes.Tuple, nodes.Dict)) and not stored and not _is_constant(node):
         return _call("made", [node]).set_lineno(node.lineno)
     return node
+
+
+def _is_quick(node: nodes.Compare | nodes.Test) -> bool:
+    """Whether a comparison or test takes the same time for a long text or list as for a short one."""
+    if isinstance(node, nodes.Test):
+        return node.name in _QUICK_TESTS
+    short = [s for s in (node.expr, node.ops[0].expr) if isinstance(s, nodes.Const) and len(str(s.value)) <= 64]
+    return bool(short) and [operand.op for operand in node.ops] in (["eq"], ["ne"])
 
 
 def _is_constant(node: nodes.Node) -> bool:
