@@ -16,10 +16,10 @@ from sayfa.server.answer import Piece
 from sayfa.server.books import Record
 from sayfa.server.context import ServerContext
 from sayfa.server.generate import Generation, Plan
-from sayfa.server.openai.chunks import Envelope, usage_mode, usage_object, whole
+from sayfa.server.openai.chunks import Envelope, usage_object, whole
 from sayfa.server.openai.logprobs import chat_logprobs, prompt_logprobs, size_of
 from sayfa.server.openai.messages import chat_ids
-from sayfa.server.openai.protocol import ChatRequest, refuse_unserved
+from sayfa.server.openai.protocol import ChatRequest, refuse_unserved, usage_mode
 from sayfa.server.routes import context_of, generation
 from sayfa.server.sse import EventStream
 

@@ -10,7 +10,6 @@ import msgspec
 
 from sayfa.base.faults import fault
 from sayfa.server.books import Usage
-from sayfa.server.openai.protocol import Sampled
 from sayfa.server.sse import DONE
 
 encode = msgspec.json.encode
@@ -31,16 +30,6 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.prompt + usage.output,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
     }
-
-
-def usage_mode(body: Sampled) -> str:
-    """How `stream_options` wants the counts: "none", "last" or "all"."""
-    options = body.stream_options
-    if options is None:
-        return "none"
-    if options.continuous_usage_stats:
-        return "all"
-    return "last" if options.include_usage else "none"
 
 
 class Envelope:

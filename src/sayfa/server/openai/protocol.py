@@ -250,8 +250,21 @@ _CHAT_FIELDS = {
     "best_of": "the best of several is picked in /v1/completions only",
     "add_special_tokens": "the chat template alone writes them",
 }
-_NEUTRAL = {"function_call": "auto", "repeat_penalty": 1, "typical_p": 1, "best_of": 1}
-"""Values, beside null, false, 0, an empty list and "none", that ask for nothing; many clients send all they know."""
+_NEUTRAL = {
+    "function_call": "auto", "repeat_penalty": 1, "typical_p": 1, "best_of": 1, "n_predict": -1,
+    "thinking_token_budget": -1,
+}  # fmt: skip
+"""Values, beside null, false, 0, "none" and what is empty, that ask for nothing; many clients send all they know."""
+
+
+def usage_mode(body: Sampled) -> str:
+    """How `stream_options` wants the counts: "none", "last" or "all"."""
+    options = body.stream_options
+    if options is None:
+        return "none"
+    if options.continuous_usage_stats:
+        return "all"
+    return "last" if options.include_usage else "none"
 
 
 def refuse_unserved(request: Sampled) -> None:
@@ -261,7 +274,7 @@ def refuse_unserved(request: Sampled) -> None:
         if extra.get(name) is not None:
             raise _unserved(name, "structured output is not served yet")
     for name, why in (_OTHER_FIELDS | (_CHAT_FIELDS if isinstance(request, ChatRequest) else {})).items():
-        if extra.get(name) not in (None, False, "none", [], _NEUTRAL.get(name)):
+        if extra.get(name) not in (None, False, "none", [], {}, _NEUTRAL.get(name)):
             raise _unserved(name, why)
     if isinstance(request, CompletionRequest):
         if request.suffix:
