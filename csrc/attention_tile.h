@@ -6,7 +6,8 @@
 //   values acc; blocks are folded in ascending order, always;
 // - a score is one chain over the dims, a weighted value one chain over the block's tokens, whatever the tile's size;
 // - keys outside a row's range get weight 0, which changes nothing where values are finite (where not: sum_own_values in
-//   paged_attention.cpp), and are never multiplied with unwritten memory.
+//   paged_attention.cpp; only the key whose pair a window's odd start cuts still counts, whatever the tile), and are never
+//   multiplied with unwritten memory.
 // Block-wise softmax with a running fold: Milakov and Gimelshein 2018; Dao 2023 (FlashAttention-2).
 #pragma once
 

@@ -151,8 +151,8 @@ class Engine:
     def _refuse_hopeless(self, request: Request, deadline_s: float, now_s: float, retry_after_s: int) -> None:
         """Raise Overloaded before any work if queue and answer take longer than the request's deadline.
 
-        Of the queue counts what is before this request's place, and of the answer what is certain: one step for each
-        token that it must have.
+        Of the queue counts what is certain before this request's place, a branch for each that stands there, and of the
+        answer one step for each token that it must have.
         """
         wait_s = self._estimate.wait_s(self._scheduler.num_before(request), now_s) or 0.0
         room = max(1, self.info.max_model_len - len(request.prompt))

@@ -85,8 +85,9 @@ class Trust:
             return self._tell("")
         return self._tell(
             f"{num_errors} of {num_ended} requests within {WINDOW_S / 60:.0f} minutes, {contents} of them with "
-            "different content, failed in computing (a step that raises, or numbers that are not finite); the weights "
-            "in memory may be damaged: restart the server, and compare the model's files with their checksums"
+            "different content, failed in computing (a step that raises, or numbers that are not finite); the engine "
+            "or its weights in memory may be damaged: restart the server, and compare the model's files with their "
+            "checksums"
         )
 
     def _forget(self, now_s: float) -> None:
