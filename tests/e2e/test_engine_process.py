@@ -60,6 +60,13 @@ async def until(condition, limit_s=10.0):
         await asyncio.sleep(0.001)
 
 
+async def begin(client, wanted):
+    """Have an answer read in the background; return its task once the engine is at work."""
+    reading = asyncio.ensure_future(collect(client, wanted))
+    await until(lambda: client.health().busy)
+    return reading
+
+
 async def test_every_stream_gets_exactly_its_own_tokens():
     async with running() as client:
         answers = await asyncio.gather(*(collect(client, request(f"r{i}", first=100 * i, count=i + 1, n=1 + i % 3))
@@ -170,8 +177,7 @@ async def test_a_missing_program_is_an_error_at_once():
 
 async def test_drain_lets_the_running_finish_and_refuses_the_new():
     async with running("step-s=0.001") as client:
-        reading = asyncio.ensure_future(collect(client, request("running", count=200)))
-        await until(lambda: client.health().busy)
+        reading = await begin(client, request("running", count=200))
         draining = asyncio.ensure_future(client.drain(20.0))
         await asyncio.sleep(0)
         with pytest.raises(Overloaded):
@@ -185,8 +191,7 @@ async def test_drain_lets_the_running_finish_and_refuses_the_new():
 
 async def test_a_drain_whose_time_is_up_ends_each_stream_with_an_error():
     async with running("step-s=0.001") as client:
-        reading = asyncio.ensure_future(collect(client, request("endless", count=1_000_000)))
-        await until(lambda: client.health().busy)
+        reading = await begin(client, request("endless", count=1_000_000))
         await client.drain(0.05)
         assert (await reading)[1] == ["error"]
 
@@ -194,8 +199,7 @@ async def test_a_drain_whose_time_is_up_ends_each_stream_with_an_error():
 async def test_a_drain_that_is_given_up_tells_each_stream_that_the_server_stops():
     """A second SIGTERM: nothing failed and nothing is restarted here, but another server may answer."""
     async with running("step-s=0.001") as client:
-        reading = asyncio.ensure_future(collect(client, request("endless", count=1_000_000)))
-        await until(lambda: client.health().busy)
+        reading = await begin(client, request("endless", count=1_000_000))
         draining = asyncio.ensure_future(client.drain(20.0))
         await asyncio.sleep(0)
         draining.cancel()
